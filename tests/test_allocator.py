@@ -18,7 +18,7 @@ GLIBC = pytest.mark.skipif(
 )
 
 
-def _faults() -> int:
+def _faults():
     """Pages the system has handed out while 40 MB were asked for and freed a dozen times."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(12):
@@ -26,7 +26,7 @@ def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def _compared() -> None:
+def _compared():
     given_back = _faults()
     assert keep_freed_memory()
     _faults()

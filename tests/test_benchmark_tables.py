@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -32,12 +30,12 @@ GOALS = {
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tables(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return pytest.importorskip("speed_tables")
 
 
-def timing(ms: float, **more: Any) -> dict[str, Any]:
+def timing(ms, **more):
     return {
         "median_ms": ms,
         "quartile_low_ms": 0.9 * ms,
@@ -48,7 +46,7 @@ def timing(ms: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def entry(title: str = "a model", **paired: Any) -> dict[str, Any]:
+def entry(title="a model", **paired):
     pairs = {name.replace("__", " / "): ratio for name, ratio in paired.items()}
     return {
         "title": title,
@@ -58,7 +56,7 @@ def entry(title: str = "a model", **paired: Any) -> dict[str, Any]:
     }
 
 
-def cells(text: str, heading: str) -> list[dict[str, str]]:
+def cells(text, heading):
     """The rows of the table below a heading, by the names of their columns."""
     lines = text.split(heading, 1)[1].split("\n\n")[1].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
@@ -66,7 +64,7 @@ def cells(text: str, heading: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("model", GOALS)
-def test_every_model_is_held_against_the_goals_of_its_kind(tables: ModuleType, model: str):
+def test_every_model_is_held_against_the_goals_of_its_kind(tables, model):
     found = tables.kind(model)
     pairs = (
         ("dp_kfc_inputs", "dp_sgd"),
@@ -81,7 +79,7 @@ def test_every_model_is_held_against_the_goals_of_its_kind(tables: ModuleType, m
     assert (tables.REFRESH[on_card], tables.MEMORY[on_card]) == (0.03, 1.25)
 
 
-def test_a_missed_goal_is_marked_and_a_model_without_numbers_keeps_its_row(tables: ModuleType):
+def test_a_missed_goal_is_marked_and_a_model_without_numbers_keeps_its_row(tables):
     models = {"wrn-16-4": entry("WRN", dp_kfc__dp_sgd=1.3, dp_sgd__plain=1.3)}
     text = tables.table({"models": models}, {"wrn-16-4": ("WRN", 8), "llama-1b-lora": ("Llama", 2)})
     wrn, llama = cells(text, "Ratios of time: ")
@@ -93,7 +91,7 @@ def test_a_missed_goal_is_marked_and_a_model_without_numbers_keeps_its_row(table
     assert "✗" not in tables.table({"models": {"smoke-cnn": entry("tiny", dp_kfc__dp_sgd=9.0)}})
 
 
-def test_a_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round(tables: ModuleType):
+def test_a_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round(tables):
     from common import judged, paired
 
     top, bottom = [10.0, 20.0, 33.0, 40.0, 50.0], [10.0, 10.0, 30.0, 10.0, 50.0]
@@ -112,9 +110,7 @@ def test_a_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round(tables: M
     )
 
 
-def test_the_summary_and_the_line_below_it_name_models_with_times_alone(
-    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_summary_and_the_line_below_it_name_models_with_times_alone(tables, monkeypatch):
     import tables as documents
 
     here = {"cpu": "a processor", "threads": 2, "torch": "2.13", "commit": "abc"}
@@ -135,16 +131,14 @@ def test_the_summary_and_the_line_below_it_name_models_with_times_alone(
     )
 
 
-def test_the_page_of_tables_has_means_refusals_and_rows_of_files_that_exist(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_page_of_tables_has_means_refusals_and_rows_of_files_that_exist(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     page = pytest.importorskip("tables_page")
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     assert "Not measured yet" in page.table("auroc")
     where = {"date": "2026-11-28T00:00:00", "hardware": {"cpu": "a processor"}}
 
-    def row(area: float) -> dict[str, Any]:
+    def row(area):
         scores = {"AUROC": area, "log loss": 0.4, "calibration error (15 bins)": None}
         return {"scores": scores, "guess": {"AUROC": 0.5, "log loss": 0.6}, "seconds": 1.0, **where}
 
@@ -165,9 +159,7 @@ def test_the_page_of_tables_has_means_refusals_and_rows_of_files_that_exist(
     assert page.table("adult").count("\n") > 4 and "1.0" in page.table("seconds")
 
 
-def test_rows_for_other_libraries_are_split_as_ours(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_rows_for_other_libraries_are_split_as_ours(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     peers = pytest.importorskip("tables_peers")
     head = "age,sex,race,juv_fel_count,juv_misd_count,juv_other_count,priors_count"

@@ -24,14 +24,14 @@ CONTENDERS = [
 ]
 
 
-def speed(*arguments: object, check: bool = True) -> forked.Done:
+def speed(*arguments, check=True):
     done = forked.script(ROOT / "benchmarks" / "speed.py", *arguments, cwd=ROOT)
     assert not check or done.returncode == 0, done.stderr[-2000:]
     return done
 
 
 @pytest.mark.slow
-def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
+def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path):
     path = tmp_path / "speed.json"
     printed = speed(
         "--smoke", "--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path
@@ -69,7 +69,7 @@ def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
         assert all(0 <= peak < 1000 for peak in peaks)
 
 
-def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
+def scale(*arguments):
     """Tables of time and of memory: axis to column to cell."""
     done = forked.script(
         ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, *arguments, cwd=ROOT
@@ -85,7 +85,7 @@ def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
 
 
 @pytest.mark.bench
-def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
+def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path):
     path = tmp_path / "speed.json"
     chosen = (
         "--only",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,12 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def assurance(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def assurance(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return pytest.importorskip("assurance")
 
 
-def test_the_core_is_covered_and_nothing_else_is_named(assurance: ModuleType) -> None:
+def test_the_core_is_covered_and_nothing_else_is_named(assurance):
     assert set(assurance.COVERED) == set(assurance.SECTIONS)
     files = {file for section in assurance.SECTIONS for file in assurance.covered_files(section)}
     assert all(file.exists() for file in files)
@@ -46,13 +45,13 @@ def test_the_core_is_covered_and_nothing_else_is_named(assurance: ModuleType) ->
     ids=["unchanged", "docstring", "comment", "code", "name"],
 )
 def test_a_row_says_whether_its_source_has_changed(
-    assurance: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    old: str,
-    new: str,
-    is_current: bool,
-) -> None:
+    assurance,
+    monkeypatch,
+    tmp_path,
+    old,
+    new,
+    is_current,
+):
     source = tmp_path / "dpkfc"
     shutil.copytree(assurance.SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
     section = {"passed": True, "summary": "1 passed", "seconds": 1.0, "date": "2026", "commit": "a"}
@@ -65,6 +64,6 @@ def test_a_row_says_whether_its_source_has_changed(
     assert ("as tested" in table, "changed since" in table) == (is_current, not is_current)
 
 
-def test_a_row_without_a_digest_is_marked(assurance: ModuleType) -> None:
+def test_a_row_without_a_digest_is_marked(assurance):
     section = {"passed": True, "summary": "1 passed", "seconds": 1.0, "date": "2026", "commit": "a"}
     assert "**changed since**" in assurance.summary_table({"sections": {"fuzz": section}})

@@ -12,10 +12,10 @@ from tests import forked
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path: Path):
+def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path):
     path = tmp_path / "checkpoint.json"
 
-    def printed(*arguments: str) -> str:
+    def printed(*arguments):
         done = forked.script(
             ROOT / "benchmarks" / "checkpoint.py", *arguments, "--output", path, cwd=tmp_path
         )

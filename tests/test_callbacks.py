@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpkfc import checkpoint, resume_checks
-from dpkfc.callbacks import _REASON, Callback, StepReport
+from dpkfc.callbacks import _REASON, Callback
 from dpkfc.privacy.ledger import verify
 from dpkfc.step_record import PRIVATE_FIGURES
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
@@ -17,38 +17,38 @@ from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
 class Recorder(Callback):
     """Keeps the names and values of all calls."""
 
-    def __init__(self, private: bool = False, fails_in: str = "", error: type = OSError) -> None:
+    def __init__(self, private=False, fails_in="", error=OSError):
         self.private = private
-        self.calls: list[tuple[str, object]] = []
+        self.calls = []
         self._fails_in, self._error = fails_in, error
 
-    def _note(self, name: str, value: object) -> None:
+    def _note(self, name, value):
         self.calls.append((name, value))
         if name == self._fails_in:
             raise self._error(f"{name} has failed")
 
-    def on_start(self, session) -> None:
+    def on_start(self, session):
         self._note("start", session.steps_done)
 
-    def on_step(self, report) -> None:
+    def on_step(self, report):
         self._note("step", report)
 
-    def on_refresh(self, state) -> None:
+    def on_refresh(self, state):
         self._note("refresh", state.step)
 
-    def on_end(self, session) -> None:
+    def on_end(self, session):
         self._note("end", session.steps_done)
 
     @property
-    def names(self) -> list[str]:
+    def names(self):
         return [name for name, _ in self.calls]
 
     @property
-    def reports(self) -> list[StepReport]:
+    def reports(self):
         return [value for name, value in self.calls if name == "step"]
 
 
-def test_every_call_comes_once_and_in_order() -> None:
+def test_every_call_comes_once_and_in_order():
     recorder = Recorder()
     with session(plan(1.0, preconditioner=kfac()), net(), callbacks=[recorder]) as s:
         assert recorder.calls == []
@@ -64,7 +64,7 @@ def test_every_call_comes_once_and_in_order() -> None:
     assert bounds == sorted(bounds)
 
 
-def test_only_a_callback_that_asks_sees_numbers_of_the_batch() -> None:
+def test_only_a_callback_that_asks_sees_numbers_of_the_batch():
     public, private = Recorder(), Recorder(private=True)
     with session(plan(1.0), net(), callbacks=[public, private]) as s:
         records = [s.step(batch, loss_fn) for batch in s.batches()]
@@ -74,7 +74,7 @@ def test_only_a_callback_that_asks_sees_numbers_of_the_batch() -> None:
         assert vars(seen) | {"private": whole.private} == vars(whole)
 
 
-def test_a_card_remembers_who_was_given_private_numbers(tmp_path) -> None:
+def test_a_card_remembers_who_was_given_private_numbers(tmp_path):
     settings = plan(1.0, test_mode_seed=None)
     here = {"ledger_path": tmp_path / "ledger.jsonl"}
     taker = Recorder(private=True)
@@ -97,7 +97,7 @@ def test_a_card_remembers_who_was_given_private_numbers(tmp_path) -> None:
             resume_checks.read_session(tmp_path / "other")
 
 
-def test_public_reports_do_not_depend_on_the_data() -> None:
+def test_public_reports_do_not_depend_on_the_data():
     """The same plan on other records, of other batch sizes and norms: the same reports."""
     seen = []
     for scale in (1.0, 100.0):
@@ -111,7 +111,7 @@ def test_public_reports_do_not_depend_on_the_data() -> None:
 
 
 @pytest.mark.parametrize("where", ["step", "refresh", "end"])
-def test_a_callback_that_fails_is_left_out_and_the_run_goes_on(where, caplog, tmp_path) -> None:
+def test_a_callback_that_fails_is_left_out_and_the_run_goes_on(where, caplog, tmp_path):
     bad, good = Recorder(fails_in=where), Recorder()
     model, reference = net(), net()
     ledger = tmp_path / "ledger.jsonl"
@@ -132,7 +132,7 @@ def test_a_callback_that_fails_is_left_out_and_the_run_goes_on(where, caplog, tm
     assert torch.equal(weights(model), weights(reference))
 
 
-def test_a_callback_that_cannot_start_ends_the_run_before_any_budget(tmp_path) -> None:
+def test_a_callback_that_cannot_start_ends_the_run_before_any_budget(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     bad = Recorder(fails_in="start", error=ConnectionError)
     with session(plan(1.0), net(), callbacks=[bad], ledger_path=ledger) as s:
@@ -143,7 +143,7 @@ def test_a_callback_that_cannot_start_ends_the_run_before_any_budget(tmp_path) -
     assert bad.names == ["start", "start"] and not verify(ledger).releases
 
 
-def test_an_interrupt_in_a_callback_leaves_a_run_that_goes_on(tmp_path) -> None:
+def test_an_interrupt_in_a_callback_leaves_a_run_that_goes_on(tmp_path):
     bad = Recorder(fails_in="step", error=KeyboardInterrupt)
     with session(plan(1.0), net(), callbacks=[bad], ledger_path=tmp_path / "ledger.jsonl") as s:
         with pytest.raises(KeyboardInterrupt):
@@ -155,7 +155,7 @@ def test_an_interrupt_in_a_callback_leaves_a_run_that_goes_on(tmp_path) -> None:
         assert s.steps_done == 6
 
 
-def test_a_restored_preconditioner_is_no_refresh(tmp_path) -> None:
+def test_a_restored_preconditioner_is_no_refresh(tmp_path):
     settings = plan(1.0, preconditioner=kfac(every=4))
     paths = {"ledger_path": tmp_path / "ledger.jsonl"}
     with session(settings, net(), **paths) as s:
@@ -170,6 +170,6 @@ def test_a_restored_preconditioner_is_no_refresh(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [print, Recorder, object()])
-def test_what_is_no_callback_is_refused(wrong) -> None:
+def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(ValueError, match="derive it from dpkfc.Callback"):
         session(plan(1.0), net(), callbacks=[wrong])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,13 +31,13 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_plain_values_come_back_as_they_were(tmp_path: Path, tree: Any) -> None:
+def test_plain_values_come_back_as_they_were(tmp_path, tree):
     write(tmp_path / "c", {}, {"extra": tree})
     assert read(tmp_path / "c") == ({}, {"extra": tree})
     assert repr(read(tmp_path / "c")[1]["extra"]) == repr(tree)  # 1, 1.0 and True are not the same
 
 
-def test_tensors_inside_come_back_in_their_type(tmp_path: Path) -> None:
+def test_tensors_inside_come_back_in_their_type(tmp_path):
     inside = {
         "a.b": torch.arange(3, dtype=torch.bfloat16),
         "a": {"b": torch.zeros((), dtype=torch.int64)},  # the same path as the one above
@@ -55,14 +54,14 @@ def test_tensors_inside_come_back_in_their_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{"x": {1, 2}}, [object()], (lambda: 0,), {(1, object()): 2}, 1j])
-def test_other_values_are_refused_before_anything_is_written(tmp_path: Path, value: Any) -> None:
+def test_other_values_are_refused_before_anything_is_written(tmp_path, value):
     write(tmp_path / "c", {}, {"extra": 1})
     with pytest.raises(CheckpointError, match=r"meta\.extra.* no checkpoint can hold"):
         write(tmp_path / "c", {}, {"extra": value})
     assert read(tmp_path / "c")[1] == {"extra": 1}
 
 
-def test_views_and_shared_memory_are_saved_by_value(tmp_path: Path) -> None:
+def test_views_and_shared_memory_are_saved_by_value(tmp_path):
     whole = torch.arange(12.0)
     named = {
         "whole": whole,
@@ -84,8 +83,8 @@ class Fragile:
     a removal.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: int | None = None
+    def __init__(self, monkeypatch):
+        self.left = None
         for owner, name in (
             (safetensors.torch, "save_file"),
             (checkpoint, "_sync"),
@@ -96,14 +95,14 @@ class Fragile:
         ):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
 
-    def _tick(self) -> None:
+    def _tick(self):
         if self.left is not None:
             if self.left == 0:
                 raise Crash
             self.left -= 1
 
-    def _counted(self, real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _counted(self, real):
+        def call(*args, **kwargs):
             self._tick()
             return real(*args, **kwargs)
 
@@ -113,19 +112,17 @@ class Fragile:
 @pytest.mark.parametrize(
     "crashes", [1, 2], ids=["one crash", "a crash, and another while writing again"]
 )
-def test_a_crash_at_any_moment_leaves_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int
-) -> None:
+def test_a_crash_at_any_moment_leaves_a_checkpoint(tmp_path, monkeypatch, crashes):
     fragile, target = Fragile(monkeypatch), tmp_path / "c"
 
-    def save(value: int) -> None:
+    def save(value):
         write(
             target,
             {"model": {"w": torch.full((3,), float(value))}},
             {"value": value, "t": torch.tensor(value)},
         )
 
-    def saved() -> int:
+    def saved():
         tensors, meta = read(target)
         assert meta["value"] == int(meta["t"]) == int(tensors["model"]["w"][0])
         return meta["value"]
@@ -158,7 +155,7 @@ def test_a_crash_at_any_moment_leaves_a_checkpoint(
         assert crashes == 2
 
 
-def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
         write(tmp_path / "file" / "c", {}, {})
@@ -169,7 +166,7 @@ def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["ledger.jsonl", "weights.safetensors", "folder/file"])
-def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, other: str) -> None:
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path, other):
     """A ledger that went with a checkpoint would let its budget be spent twice."""
     for name in ("c", "c.old", "c.new"):
         if name != "c" and other.endswith(".safetensors"):
@@ -192,7 +189,7 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, other: str) -> 
     assert read(tmp_path / "c")[1] == {"step": 1}
 
 
-def test_a_link_leads_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_leads_to_the_folder(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     (tmp_path / "c").symlink_to(tmp_path / "disk")
     for step in range(3):
@@ -208,7 +205,7 @@ def test_a_link_leads_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read(tmp_path / "here")[1] == {"step": 4}
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path):
     write(tmp_path / "c", {}, {})
     path = tmp_path / "c" / "manifest.json"
     path.write_text(path.read_text().replace('"format": 3', '"format": 1'))

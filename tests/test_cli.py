@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -32,12 +31,12 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting(blank_figures: None):
+def _remembered_accounting(blank_figures):
     with remembered():
         yield
 
 
-def _refused(*arguments: str) -> str:
+def _refused(*arguments):
     """The one line on stderr of a call that must fail."""
     result = call(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
@@ -58,7 +57,7 @@ def test_help_names_every_command():
 
 
 @pytest.mark.parametrize("command", ["train", "doctor", "audit", "demo", "settings"])
-def test_help_fits_a_screen_and_has_an_example(command: str):
+def test_help_fits_a_screen_and_has_an_example(command):
     narrow = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
     text = call(command, "--help", env=narrow).output
     assert len(text.splitlines()) <= (45 if command == "train" else 55)
@@ -130,9 +129,7 @@ def test_every_setting_is_a_flag():
         ),
     ],
 )
-def test_a_mistake_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
-):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, arguments, what):
     monkeypatch.chdir(tmp_path)
     assert what in _refused(*arguments)
     assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
@@ -158,7 +155,7 @@ def test_fixed_size_sampling_has_no_pld():
     assert "does not apply" in text and "replace_one" in text
 
 
-def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
+def test_train_from_flags_and_then_from_its_own_config(tmp_path):
     run = tmp_path / "run"
     result = call(
         "train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet"
@@ -180,14 +177,14 @@ def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
     assert "was changed" in _refused("ledger", "verify", str(ledger))
 
 
-def test_a_config_file_with_an_unknown_key(tmp_path: Path):
+def test_a_config_file_with_an_unknown_key(tmp_path):
     (tmp_path / "my.toml").write_text("recipe = 'digits'\n[privacy]\nepsilom = 3\n")
     assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused(
         "train", "--config", str(tmp_path / "my.toml")
     )
 
 
-def _result(folder: Path, **changed) -> results.Result:
+def _result(folder, **changed):
     values = {
         "folder": folder,
         "accuracy": 0.5,
@@ -201,7 +198,7 @@ def _result(folder: Path, **changed) -> results.Result:
     return results.Result(**{**values, **changed})
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True)
     )
@@ -210,9 +207,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
 
 
-def test_flags_beat_the_file_and_the_file_beats_the_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
@@ -227,7 +222,7 @@ def test_flags_beat_the_file_and_the_file_beats_the_recipe(
     )
 
 
-def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.MonkeyPatch):
+def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch):
     def broken(config, console, **_):
         raise KeyError("inside")
 
@@ -238,7 +233,7 @@ def test_an_unexpected_error_is_one_line_unless_debugging(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_a_table(tmp_path: Path):
+def test_the_demo_ends_with_a_table(tmp_path):
     result = call("demo", *QUICK, "--out", str(tmp_path / "demo"), "--quiet")
     assert result.exit_code == 0, (result.output, result.exception)
     for part in ("DP-SGD", "DP-KFC", "accuracy", "ε spent", "steps", "seconds", "demo"):
@@ -246,7 +241,7 @@ def test_the_demo_ends_with_a_table(tmp_path: Path):
     assert (tmp_path / "demo" / "comparison.png").is_file()
 
 
-def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_doctor_looks_at_recipes_and_factories(tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_text(
         "from torch import nn\n"
         "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
@@ -293,9 +288,7 @@ def test_python_m_is_the_command_line(monkeypatch, capsys):
     assert end.value.code == 0 and "calibrate" in capsys.readouterr().out
 
 
-def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
@@ -311,9 +304,7 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
         assert seen.pop().privacy.noise_multiplier == noise
 
 
-def test_settings_are_printed_as_a_file_that_train_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_settings_are_printed_as_a_file_that_train_takes(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
@@ -340,7 +331,7 @@ def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     assert "extra privacy cost" in sheet and METHODS["gep"].source[:20] in sheet
 
 
-def test_the_name_of_a_file_is_printed_as_it_is(tmp_path: Path):
+def test_the_name_of_a_file_is_printed_as_it_is(tmp_path):
     table, out = tmp_path / "table.csv", tmp_path / "[bold]schema[1].toml"
     table.write_text("age,died\n", "utf-8")
     assert str(out) in call("schema", table, "--target", "died", "--out", out).stdout

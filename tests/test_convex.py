@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -42,7 +41,7 @@ COLUMNS = (
 TINY = (InputColumn("age", 1, 1), InputColumn("job", 2))
 
 
-def _rows(count: int = 200, columns=COLUMNS) -> torch.Tensor:
+def _rows(count=200, columns=COLUMNS):
     """Return encoded rows, some with missing values."""
     generator = torch.Generator().manual_seed(0)
     parts = []
@@ -64,7 +63,7 @@ def _loss(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def _session(count: int = 300, *, columns=TINY, epsilon: float = 50.0, **more) -> Session:
+def _session(count=300, *, columns=TINY, epsilon=50.0, **more):
     rows = _rows(count, columns)
     labels = (rows[:, 0] > 0).long()
     model = AdditiveModel(columns, 2)
@@ -141,7 +140,7 @@ def test_effects_add_up_to_the_output():
 # -- the release of second moments -----------------------------------------------------------------
 
 
-def _moments(rows: torch.Tensor, norm: float) -> torch.Tensor:
+def _moments(rows, norm):
     head = nn.Linear(rows.shape[1], 2, bias=False).double()
     parts = layout(np.arange(len(rows)), 16)
     batches = [((rows[part.records],), part) for part in parts]
@@ -239,7 +238,7 @@ def test_the_metric_is_the_damped_root_of_what_was_released():
         assert float((inverse - moments - noise * torch.eye(len(moments))).norm(2)) < 3 * noise
 
 
-def test_a_run_goes_on_with_the_moments_of_its_checkpoint(tmp_path: Path):
+def test_a_run_goes_on_with_the_moments_of_its_checkpoint(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     with _session(ledger_path=ledger) as session:
         session.release_curvature()
@@ -338,7 +337,7 @@ def test_a_clip_norm_follows_from_public_numbers():
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
-def test_whitened_rows_have_the_rule_of_white_rows_in_their_own_length(likelihood: str) -> None:
+def test_whitened_rows_have_the_rule_of_white_rows_in_their_own_length(likelihood):
     # Rows of norm 1 have 1 / √d of the length of white rows, and so have their gradients.
     assert whitened_clip(9000, 4.0, 400, likelihood) * 20 == pytest.approx(
         convex_clip(9000, 4.0, 400, likelihood)
@@ -346,7 +345,7 @@ def test_whitened_rows_have_the_rule_of_white_rows_in_their_own_length(likelihoo
     assert whitened_rate(800, likelihood) == pytest.approx(2 * whitened_rate(400, likelihood))
 
 
-def test_a_head_learns_whitened_rows_by_the_rule() -> None:
+def test_a_head_learns_whitened_rows_by_the_rule():
     generator = torch.Generator().manual_seed(0)
     rows = functional.normalize(torch.randn(4000, 20, generator=generator), dim=1)
     labels = (rows[:, 0] > rows[:, 1]).long()

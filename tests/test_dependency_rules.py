@@ -137,27 +137,27 @@ class File:
     is_package: bool = False
 
     @functools.cached_property
-    def tree(self) -> ast.Module:
+    def tree(self):
         return ast.parse(self.text)
 
     @functools.cached_property
-    def parent(self) -> dict[ast.AST, ast.AST]:
+    def parent(self):
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @property
-    def top(self) -> str:
+    def top(self):
         return self.name.split(".")[0]
 
-    def is_under(self, *packages: str) -> bool:
+    def is_under(self, *packages):
         return any(self.name == p or self.name.startswith(p + ".") for p in packages)
 
-    def inside_function(self, node: ast.AST) -> bool:
+    def inside_function(self, node):
         while (node := self.parent.get(node)) is not None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 return True
         return False
 
-    def imports(self) -> Iterator[tuple[ast.AST, str]]:
+    def imports(self):
         """Every imported module, absolute, also those inside functions and under TYPE_CHECKING."""
         package = ["dpkfc", *[part for part in self.name.split(".") if part]]
         package = package if self.is_package else package[:-1]
@@ -169,20 +169,20 @@ class File:
                 module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
                 yield from ((node, f"{module}.{alias.name}") for alias in node.names)
 
-    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+    def calls(self):
         yield from (
             (node, ast.unparse(node.func))
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Call)
         )
 
-    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    def functions(self):
         yield from (
             n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
         )
 
 
-def internal_imports(file: File) -> Iterator[str]:
+def internal_imports(file):
     """A package imports only what stands above it in the design."""
     if file.top not in ALLOWED:
         yield f"{file.name}: not in docs/design.md, 'Who imports whom'"
@@ -197,7 +197,7 @@ def internal_imports(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports {module}, which {importer} may not know"
 
 
-def torch_in_privacy(file: File) -> Iterator[str]:
+def torch_in_privacy(file):
     """Of privacy/ only what makes and adds noise imports torch: no accounting touches a tensor."""
     noise = ("privacy.mechanism", "privacy.chacha20", "privacy.normal_numbers")
     if not file.is_under("privacy") or file.is_under(*noise):
@@ -207,7 +207,7 @@ def torch_in_privacy(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports torch"
 
 
-def third_party(file: File) -> Iterator[str]:
+def third_party(file):
     """Optional packages are imported inside functions, integrations or sklearn; no others."""
     for node, module in file.imports():
         name = module.split(".")[0]
@@ -219,7 +219,7 @@ def third_party(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports the optional {name} at the top level"
 
 
-def private_parameters(file: File) -> Iterator[str]:
+def private_parameters(file):
     """Nothing in curvature/ but the oracle can be handed a private tensor: no parameter or field is
     named as if it were one.
     """
@@ -239,7 +239,7 @@ def private_parameters(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports {module}"
 
 
-def global_seeds(file: File) -> Iterator[str]:
+def global_seeds(file):
     """No global generator is seeded, except by a recipe that initialises a model, and with numbers
     that nobody knows.
     """
@@ -253,7 +253,7 @@ def global_seeds(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports {module}"
 
 
-def normal_draws(file: File) -> Iterator[str]:
+def normal_draws(file):
     """Gaussian numbers are drawn by the mechanism, by probes, by audits and by the application, and
     nowhere else.
     """
@@ -264,7 +264,7 @@ def normal_draws(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} calls {name}"
 
 
-def prints(file: File) -> Iterator[str]:
+def prints(file):
     """Only commands print; rich belongs to them, to report/ and to the application."""
     if file.is_under("cli", "terminal", "app.commands"):
         return
@@ -276,7 +276,7 @@ def prints(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} imports {module}"
 
 
-def unsafe_loading(file: File) -> Iterator[str]:
+def unsafe_loading(file):
     """Nothing that could run code from a file: no pickle in any of its forms."""
     for node, module in file.imports():
         if module.split(".")[0] in UNSAFE_MODULES or module in UNSAFE_CALLS:
@@ -289,7 +289,7 @@ def unsafe_loading(file: File) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} calls {name}"
 
 
-def _loop_parameters(tree: ast.Module) -> set[str]:
+def _loop_parameters(tree):
     """Names that a loop over `.parameters()` or `.named_parameters()` binds."""
     names = set()
     for node in ast.walk(tree):
@@ -301,7 +301,7 @@ def _loop_parameters(tree: ast.Module) -> set[str]:
     return names
 
 
-def patched_objects(file: File) -> Iterator[str]:
+def patched_objects(file):
     """No attribute is put on a parameter (`.grad` is torch's own), and nothing of torch or of a
     module is replaced.
     """
@@ -327,7 +327,7 @@ def patched_objects(file: File) -> Iterator[str]:
 
 
 Rule = Callable[[File], Iterator[str]]
-COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
+COUNTER_EXAMPLES = [
     (internal_imports, "gradients.tape", "from dpkfc.curvature.factors import factors"),
     (internal_imports, "curvature.factors", "def f():\n    import dpkfc.gradients.tape"),
     (internal_imports, "curvature.factors", "from ..gradients import tape"),
@@ -365,7 +365,7 @@ COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (patched_objects, "gradients.tape", "import torch\ntorch.nn.Linear.forward = None"),
     (patched_objects, "gradients.tape", "module.forward = wrapped"),
 ]
-INNOCENT: list[tuple[Rule, str, str]] = [
+INNOCENT = [
     (
         internal_imports,
         "session",
@@ -391,7 +391,7 @@ RULES = list(dict.fromkeys(rule for rule, _, _ in COUNTER_EXAMPLES))
 
 
 @functools.cache
-def source_files() -> list[File]:
+def source_files():
     """Every module of the package."""
     files = []
     for path in sorted(SOURCE.rglob("*.py")):
@@ -404,18 +404,18 @@ def source_files() -> list[File]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_keeps_the_rule(rule: Rule):
+def test_the_package_keeps_the_rule(rule):
     complaints = [complaint for file in source_files() for complaint in rule(file)]
     assert not complaints, f"{rule.__doc__}\n" + "\n".join(complaints)
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), COUNTER_EXAMPLES)
-def test_a_planted_breach_is_caught(rule: Rule, name: str, text: str):
+def test_a_planted_breach_is_caught(rule, name, text):
     assert list(rule(File(name, text)))
 
 
 @pytest.mark.parametrize(("rule", "name", "text"), INNOCENT)
-def test_an_innocent_file_passes(rule: Rule, name: str, text: str):
+def test_an_innocent_file_passes(rule, name, text):
     assert not list(rule(File(name, text)))
 
 
@@ -423,7 +423,7 @@ def test_there_is_something_to_check():
     assert {"linalg.blocks", "privacy.mechanism"} <= {file.name for file in source_files()}
 
 
-def paper_files() -> list[File]:
+def paper_files():
     """Every module of the papers."""
     root = ROOT / "papers"
     paths = sorted((root / "dpkfc_papers").rglob("*.py"))
@@ -433,10 +433,10 @@ def paper_files() -> list[File]:
     ]
 
 
-def find_circles(files: list[File]) -> list[set[str]]:
+def find_circles(files):
     """Return the sets of modules that import each other, at the top, in functions or for types."""
     names = {file.name for file in files}
-    known: dict[str, set[str]] = {}
+    known = {}
     for file in files:
         imported = [m for _, m in file.imports() if m.startswith(("dpkfc.", "dpkfc_papers."))]
         modules = [m.removeprefix("dpkfc.") for m in imported]
@@ -467,7 +467,7 @@ def test_a_planted_circle_is_found():
     assert sorted(map(sorted, find_circles(files))) == [["a", "b"], ["d", "e"]]
 
 
-def code_in_a_package(file: File) -> Iterator[str]:
+def code_in_a_package(file):
     """A package's own file holds a docstring, imports and `__all__`, and no code to look for."""
     if not file.is_package or file.name in {"", "app.html"}:
         return

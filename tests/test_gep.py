@@ -9,7 +9,6 @@ import math
 import dp_accounting
 import pytest
 import torch
-from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
@@ -27,7 +26,7 @@ from tests.test_session import data, loss_fn, net, plan, train, weights
 S1, S2 = 0.6, 0.4
 
 
-def gep(**settings: object) -> GEP:
+def gep(**settings):
     options = {
         "probe": FeatureNoise(6),
         "rank": 5,
@@ -39,7 +38,7 @@ def gep(**settings: object) -> GEP:
     return GEP(**{**options, **settings})
 
 
-def split(noise: float = 0.0, config: GEP | None = None, **settings: object):
+def split(noise=0.0, config=None, **settings):
     config = config or gep()
     return plan(noise, preconditioner=config, clipping=config.required_clipping, **settings)
 
@@ -47,7 +46,7 @@ def split(noise: float = 0.0, config: GEP | None = None, **settings: object):
 # -- accounting ------------------------------------------------------------------------------------
 
 
-def by_rdp(noise: float, steps: int, orders: list[int] | None = None) -> float:
+def by_rdp(noise, steps, orders=None):
     """dp-accounting's own ε at q = .02, δ = 1e-5."""
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     accountant.compose(
@@ -59,9 +58,7 @@ def by_rdp(noise: float, steps: int, orders: list[int] | None = None) -> float:
 @pytest.mark.parametrize(
     ("sigma", "joint", "summed"), [(6.0, 2.071, 2.05), (3.0, 4.78, 4.61), (2.0, 8.44, 7.69)]
 )
-def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(
-    sigma: float, joint: float, summed: float
-) -> None:
+def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma, joint, summed):
     """T = 10 000. Adding up the RDP curves of two releases, as if each had a sample of its own,
     says too little.
     """
@@ -77,7 +74,7 @@ def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(
     assert by_rdp(sigma, 20_000) < p.epsilon() <= by_rdp(sigma / math.sqrt(2), 10_000, whole)
 
 
-def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs() -> None:
+def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs():
     settings = {"expected_batch_size": 200, "steps": 100, "accountant": "rdp"}
     config = gep(residual_norm=None)
     p = PrivacyConfig(preconditioner=config, clipping="embedding", **settings).with_noise(
@@ -87,7 +84,7 @@ def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs() -> None:
     assert p.sensitivity == 1.0 and p.epsilon() == other.epsilon() and p.hash != other.hash
 
 
-def test_replacing_one_example_costs_twice_as_much() -> None:
+def test_replacing_one_example_costs_twice_as_much():
     assert split(1.0, sampler="fixed").sensitivity == pytest.approx(2 * math.sqrt(2))
 
 
@@ -121,14 +118,12 @@ def test_replacing_one_example_costs_twice_as_much() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    settings: dict[str, object], message: str
-) -> None:
+def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PrivacyConfig(expected_batch_size=8, steps=3, **settings)
 
 
-def test_a_sum_that_was_clipped_otherwise_is_not_released() -> None:
+def test_a_sum_that_was_clipped_otherwise_is_not_released():
     p = split(1.0)
     ledger = Ledger.in_memory(p.hash, {}, p.steps)
     with pytest.raises(ValueError, match="the plan assumes"):
@@ -145,7 +140,7 @@ def test_a_sum_that_was_clipped_otherwise_is_not_released() -> None:
 # -- the step --------------------------------------------------------------------------------------
 
 
-def dense(model: nn.Module, basis: Subspace) -> Tensor:
+def dense(model, basis):
     """L over the parameters in the model's order `[P, K]`."""
     columns = []
     for one in torch.eye(basis.width, dtype=torch.float64):
@@ -154,7 +149,7 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+def gradients(model, x, y):
     rows = []
     for i in range(len(x)):
         grads = torch.autograd.grad(
@@ -166,9 +161,7 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("residual_norm", [S2, None])
 @pytest.mark.parametrize("micro", [None, 3])
-def test_a_session_without_noise_takes_the_step_of_the_paper(
-    residual_norm: float | None, micro: int | None
-) -> None:
+def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm, micro):
     """θ ← θ − η/B (L Σ clip_S₁(w) + Σ clip_S₂(r)), by loops and dense matrices."""
     model, (x, y) = net(), data()
     p = split(0.0, gep(residual_norm=residual_norm), steps=3, max_physical_batch_size=micro)
@@ -191,7 +184,7 @@ def test_a_session_without_noise_takes_the_step_of_the_paper(
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
 @pytest.mark.parametrize("residual_norm", [S2, None])
-def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | None) -> None:
+def test_the_noise_of_every_entry_is_known(share, residual_norm):
     """The read-out is linear: its matrix, column by column, says what variance every entry has."""
     model, p = net(), split(1.0, gep(share=share, residual_norm=residual_norm))
     with Session(p, model, torch.optim.SGD(model.parameters(), 0.0), data()) as s:

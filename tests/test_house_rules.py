@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ except ModuleNotFoundError:
 
 from tests.conftest import ONLY_SLOW
 from tests.documents import ROOT
-from tests.test_dependency_rules import File, source_files
+from tests.test_dependency_rules import source_files
 
 STATS = runpy.run_path(str(ROOT / "benchmarks" / "stats.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,16 +38,16 @@ def counts():
 
 
 @pytest.mark.parametrize("part", BUDGETS)
-def test_a_part_stays_within_its_budget(counts, part: str) -> None:
+def test_a_part_stays_within_its_budget(counts, part):
     assert counts[part].tokens <= BUDGETS[part]
     # An error has to be read at once: at most 160 characters.
     assert not counts[part].long_messages
 
 
-def dispatches(file: File) -> Iterator[str]:
+def dispatches(file):
     """Yield the lines that ask for the class of a block or of a metric entry."""
     for node in ast.walk(file.tree):
-        names: set[str] = set()
+        names = set()
         if (
             isinstance(node, ast.Call)
             and ast.unparse(node.func) == "isinstance"
@@ -62,21 +60,21 @@ def dispatches(file: File) -> Iterator[str]:
             yield f"{file.name}:{getattr(node, 'lineno', 0)}"
 
 
-def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg() -> None:
+def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg():
     found = [line for file in source_files() if file.top != "linalg" for line in dispatches(file)]
     assert not found
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert STATS["words_of"]([ROOT / "README.md"]) <= 700
 
 
-def test_the_design_is_short() -> None:
+def test_the_design_is_short():
     assert len((ROOT / "docs" / "design.md").read_text("utf-8").splitlines()) <= 200
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_a_page_has_lines_of_at_most_100_columns(path: Path) -> None:
+def test_a_page_has_lines_of_at_most_100_columns(path):
     # Rows of tables are as wide as what they list, and addresses of links cannot be wrapped.
     text = re.sub(
         r"<!-- table: .*?<!-- end of table -->", "", path.read_text("utf-8"), flags=re.DOTALL
@@ -85,14 +83,14 @@ def test_a_page_has_lines_of_at_most_100_columns(path: Path) -> None:
     assert max(map(len, prose)) <= 100
 
 
-def test_the_glossary_has_at_most_thirty_entries() -> None:
+def test_the_glossary_has_at_most_thirty_entries():
     rows = re.findall(
         r"^\| (?!term|---)", (ROOT / "docs" / "glossary.md").read_text("utf-8"), flags=re.MULTILINE
     )
     assert 20 <= len(rows) <= 30
 
 
-def test_every_slug_in_a_message_is_a_heading_of_the_errors_page() -> None:
+def test_every_slug_in_a_message_is_a_heading_of_the_errors_page():
     page = (ROOT / "docs" / "errors.md").read_text("utf-8")
     headings = set(re.findall(r"^## ([a-z-]+)$", page, flags=re.MULTILINE))
     named = set()
@@ -101,7 +99,7 @@ def test_every_slug_in_a_message_is_a_heading_of_the_errors_page() -> None:
     assert named == headings
 
 
-def test_a_quick_test_finds_no_browser_no_ray_and_no_notebook() -> None:
+def test_a_quick_test_finds_no_browser_no_ray_and_no_notebook():
     assert not [name for name in ONLY_SLOW if find_spec(name)]
     # Packages of `dev` are those of `make test`.
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

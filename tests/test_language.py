@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -30,7 +29,7 @@ PATTERNS = {
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]+`|\{[{%].*?[}%]\}", re.S)
 
 
-def read_python(text: str) -> Iterator[tuple[int, str]]:
+def read_python(text):
     """Return line and words of comments and literals; those that touch are one text."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     kept = (token for token in tokens if token.type != tokenize.NL)
@@ -40,7 +39,7 @@ def read_python(text: str) -> Iterator[tuple[int, str]]:
             yield parts[0].start[0], "\n".join(part.string.strip("#fr\"'") for part in parts)
 
 
-def read_prose() -> Iterator[tuple[str, str]]:
+def read_prose():
     """Return the place and the words of everything that a person reads, without code."""
     folders = ("src", "papers", "benchmarks", "docs", "examples")
     paths = [path for name in folders for path in sorted((ROOT / name).rglob("*"))]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import namedtuple
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,17 +15,15 @@ from tests.conftest import pytest_configure, pytest_runtest_logreport
 Usage = namedtuple("Usage", "total used free")
 
 
-def leave(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def leave(free, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, free))
 
 
-def test_nothing_is_missing_here() -> None:
+def test_nothing_is_missing_here():
     assert machine.find_missing() == ""
 
 
-def test_a_folder_that_cannot_be_written_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_run(monkeypatch, tmp_path):
     # Rights do not bind the superuser, a file in the place of the folder does.
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
@@ -35,14 +31,14 @@ def test_a_folder_that_cannot_be_written_ends_the_run(
         pytest_configure(SimpleNamespace())
 
 
-def test_a_small_disk_ends_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_disk_ends_the_run_before_it_begins(monkeypatch):
     leave(5 << 20, monkeypatch)
     with pytest.raises(pytest.exit.Exception, match=r"has 5 MiB left and the tests need 1024"):
         pytest_configure(SimpleNamespace())
 
 
-def test_a_disk_that_fills_up_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure: Any = SimpleNamespace(failed=True)
+def test_a_disk_that_fills_up_ends_the_run(monkeypatch):
+    failure = SimpleNamespace(failed=True)
     pytest_runtest_logreport(failure)
     leave(1 << 20, monkeypatch)
     pytest_runtest_logreport(SimpleNamespace(failed=False))
@@ -50,7 +46,7 @@ def test_a_disk_that_fills_up_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         pytest_runtest_logreport(failure)
 
 
-def test_a_processor_that_was_not_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_was_not_tried_is_named(monkeypatch):
     capability = "torch.backends.cpu.get_cpu_capability"
     monkeypatch.setattr(capability, lambda: "AVX2")
     assert machine.untried_processor() == ""

@@ -18,7 +18,7 @@ def share(x: int, limit: float = 2.0) -> bool:
 '''
 
 
-def test_every_kind_of_fault_is_planted_once_and_messages_are_left_alone() -> None:
+def test_every_kind_of_fault_is_planted_once_and_messages_are_left_alone():
     found = list(TOOL["find_mutants"]("share.py", SOURCE.encode()))
     changed = [mutant.apply(SOURCE.encode()).decode() for mutant in found]
     assert all(ast.parse(text) and text != SOURCE for text in changed)
@@ -37,7 +37,7 @@ def test_every_kind_of_fault_is_planted_once_and_messages_are_left_alone() -> No
     }
 
 
-def test_a_sample_repeats_and_takes_lines_that_tests_reach() -> None:
+def test_a_sample_repeats_and_takes_lines_that_tests_reach():
     found = list(TOOL["find_mutants"]("share.py", SOURCE.encode()))
     lines = {3: ["a test"], 6: ["a test"]}
     chosen = TOOL["choose"](found, 4, lines)

@@ -68,7 +68,7 @@ def test_only_torch_is_pinned():
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_torch_is_installed_first_and_alone(tmp_path: Path):
+def test_torch_is_installed_first_and_alone(tmp_path):
     call = ["make", "-n", "-C", str(ROOT), f"VENV={tmp_path / 'none'}", "install"]
     printed = subprocess.run(call, capture_output=True, text=True, check=True).stdout
     installs = [
@@ -113,12 +113,12 @@ def test_the_entry_point_exists():
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def too_new(path: Path) -> list[str]:
+def too_new(path):
     """Return the lines of a file that Python 3.10 cannot read."""
     found = []
     tree = ast.parse(path.read_text("utf-8"), feature_version=(3, 10))
     for node in ast.walk(tree):
-        names: set[str] = set()
+        names = set()
         if isinstance(node, ast.ImportFrom):
             names = NEWER_THAN_3_10.get(node.module, set()) & {x.name for x in node.names}
         elif isinstance(node, ast.Import):
@@ -130,20 +130,20 @@ def too_new(path: Path) -> list[str]:
     return found
 
 
-def is_guarded(tree: ast.AST, wanted: ast.AST) -> bool:
+def is_guarded(tree, wanted):
     """Tell whether a node lies in a `try` or an `if`."""
     guards = [node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.If)]
     return any(wanted in ast.walk(guard) for guard in guards)
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "papers"])
-def test_python_3_10_can_read_it(folder: str):
+def test_python_3_10_can_read_it(folder):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert not [line for path in files for line in too_new(path)]
 
 
-def test_what_python_3_10_cannot_read_is_found(tmp_path: Path):
+def test_what_python_3_10_cannot_read_is_found(tmp_path):
     path = tmp_path / "new.py"
     path.write_text("from typing import Self\nimport tomllib\n", "utf-8")
     assert len(too_new(path)) == 2

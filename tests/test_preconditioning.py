@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -19,57 +18,55 @@ from dpkfc.preconditioning import PreconditionerManager
 class Noted(Preconditioner):
     """Notes with which arguments it is built."""
 
-    def __init__(self, previous: bool = False, keeps: bool = False) -> None:
+    def __init__(self, previous=False, keeps=False):
         self._previous, self._keeps = previous, keeps
-        self.built: list[tuple[int, dict[str, Any]]] = []
+        self.built = []
 
     uses_previous_state = property(lambda self: self._previous)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         return {"name": "noted"}
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step):
         return step % 2 == 0
 
-    def build(
-        self, model: Any, capture: Any, step: int, rules: Any = None, **more: Any
-    ) -> PreconditionerState:
+    def build(self, model, capture, step, rules=None, **more):
         self.built.append((step, more))
         if self._keeps and more["previous"] is not None:
             return more["previous"]
         return PreconditionerState(metric={}, step=step)
 
 
-def manager(config: Preconditioner) -> PreconditionerManager:
+def manager(config):
     model = nn.Linear(2, 2)
     return PreconditionerManager(config, model, find_layers(model))
 
 
-def run(config: Noted, steps: int = 5) -> PreconditionerManager:
+def run(config, steps=5):
     own = manager(config)
     for step in range(steps):
         own.refresh(step)
     return own
 
 
-def test_the_metric_is_rebuilt_where_it_is_due_alone() -> None:
+def test_the_metric_is_rebuilt_where_it_is_due_alone():
     config = Noted()
     assert run(config).refreshed == [0, 2, 4]
     assert config.built == [(0, {}), (2, {}), (4, {})]
 
 
-def test_the_state_of_before_is_handed_on() -> None:
+def test_the_state_of_before_is_handed_on():
     config = Noted(previous=True)
     run(config)
     previous = [more["previous"] for _, more in config.built]
     assert previous[0] is None and [state.step for state in previous[1:]] == [0, 2]
 
 
-def test_a_refresh_that_keeps_its_state_is_listed_once() -> None:
+def test_a_refresh_that_keeps_its_state_is_listed_once():
     assert run(Noted(previous=True, keeps=True)).refreshed == [0]
 
 
-def test_the_state_of_another_model_is_not_restored() -> None:
+def test_the_state_of_another_model_is_not_restored():
     state = PreconditionerState(
         metric={"elsewhere": Elementwise({"weight": torch.ones(2, 2)})}, step=0
     )
@@ -86,7 +83,7 @@ def test_the_state_of_another_model_is_not_restored() -> None:
         Kronecker(Dense(torch.eye(9), 1.0), Dense(torch.eye(9), 1.0)),
     ],
 )
-def test_the_state_of_a_model_of_other_shapes_is_not_restored(entry: Any) -> None:
+def test_the_state_of_a_model_of_other_shapes_is_not_restored(entry):
     one = manager(Noted())
     name = next(layer.name for layer in one._layers if "weight" in layer.parameters)
     state = PreconditionerState(metric={name: entry}, step=0)
@@ -94,7 +91,7 @@ def test_the_state_of_a_model_of_other_shapes_is_not_restored(entry: Any) -> Non
         one.restore(state.state_dict())
 
 
-def test_a_state_keeps_its_notes() -> None:
+def test_a_state_keeps_its_notes():
     state = PreconditionerState(metric={}, step=3, scale=0.5, note="a note", drift=0.25)
     again = PreconditionerState.from_state_dict(state.state_dict())
     assert dataclasses.asdict(again) == dataclasses.asdict(state)

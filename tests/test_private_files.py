@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,24 +23,24 @@ from dpkfc_papers.store import Store
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps rights in another form")
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.fixture(autouse=True)
-def open_to_all() -> Iterator[None]:
+def open_to_all():
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
-def write_metrics(folder: Path) -> None:
+def write_metrics(folder):
     Metrics(rows=[Row(step=1, epsilon=0.5, clipped_fraction=0.25)]).write(
         folder / "metrics.parquet"
     )
 
 
-def write_results(folder: Path) -> None:
+def write_results(folder):
     run = Run.of("digits", "dp-sgd")
     row = {
         "run": run.describe(),
@@ -57,7 +55,7 @@ def write_results(folder: Path) -> None:
     (folder / "results.json.lock").unlink()  # holds the number of a process
 
 
-def write_tuned(folder: Path) -> None:
+def write_tuned(folder):
     numbers = dict.fromkeys(("epsilon_with_tuning", "epsilon_with_training", "epsilon_composed"))
     Tuned(
         recipe="digits",
@@ -76,7 +74,7 @@ def write_tuned(folder: Path) -> None:
     ).write(folder)
 
 
-def write_trials(folder: Path) -> None:
+def write_trials(folder):
     pytest.importorskip("optuna")
     arm = arm_of("digits", "dp-sgd")
     search = Search(arm, {"validation_size": 50}, "digits", folder / "trials.log", trials=2)
@@ -84,7 +82,7 @@ def write_trials(folder: Path) -> None:
     tune._write_rows(folder / "results.json", search.rows())
 
 
-def write_client_state(folder: Path) -> None:
+def write_client_state(folder):
     checkpoint.write(
         folder / "state", {"control": {"w": torch.ones(2)}}, {"mask": torch.ones(1)}, private=True
     )
@@ -100,16 +98,14 @@ def write_client_state(folder: Path) -> None:
         write_client_state,
     ],
 )
-def test_a_file_with_private_figures_is_for_its_owner_alone(
-    tmp_path: Path, write: Callable[[Path], None]
-):
+def test_a_file_with_private_figures_is_for_its_owner_alone(tmp_path, write):
     write(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and {mode(path) for path in files} == {0o600}
     assert all(mode(path) == 0o700 for path in tmp_path.rglob("*") if path.is_dir())
 
 
-def test_a_file_that_all_could_read_is_replaced_by_one_for_its_owner(tmp_path: Path):
+def test_a_file_that_all_could_read_is_replaced_by_one_for_its_owner(tmp_path):
     path = tmp_path / "metrics.parquet"
     path.touch(0o644)
     path.with_name("metrics.parquet.part").touch(0o644)  # left by a crash
@@ -117,7 +113,7 @@ def test_a_file_that_all_could_read_is_replaced_by_one_for_its_owner(tmp_path: P
     assert mode(path) == 0o600
 
 
-def test_what_is_meant_to_be_shared_keeps_the_mode_of_the_system(tmp_path: Path):
+def test_what_is_meant_to_be_shared_keeps_the_mode_of_the_system(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     write_json(folder.card, {"guarantee": {}})
     write_atomically(folder.model, lambda part: part.write_bytes(b""))

@@ -5,7 +5,6 @@ checked, refused or printed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from datasets import Array2D, ClassLabel, Dataset, Features, Image, Sequence, Value
 from PIL import Image as Pictures
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Subset, TensorDataset
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.public_rows.record_drawing import axes_of, kind_of
-from dpkfc.public_rows.template import Template, find_template
+from dpkfc.public_rows.template import find_template
 from dpkfc.session import Session
 
 N = 24
 Record = dict[str, Any]
 
 
-def usual(i: int) -> Record:
+def usual(i):
     """A record with every kind of value."""
     length = 2 + i % 5
     return {
@@ -44,13 +43,13 @@ def usual(i: int) -> Record:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    def __init__(self, first: Any, make: Callable[[int], Any] = usual) -> None:
+    def __init__(self, first, make=usual):
         self.first, self.make = first, make
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i):
         if i:
             return self.make(i)
         if isinstance(self.first, Exception):
@@ -58,7 +57,7 @@ class Rows(torch.utils.data.Dataset[Any]):
         return self.first
 
 
-OTHERS: dict[str, Any] = {
+OTHERS = {
     "longer": usual(0) | {"ids": list(range(500)), "text": "word " * 99, "vector": torch.ones(99)},
     "empty": usual(0) | {"ids": [], "text": "", "vector": torch.ones(0), "nested": []},
     "another key": usual(0) | {"note": "x"},
@@ -79,19 +78,19 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def description(template: Template) -> Any:
+def description(template):
     kinds = [(kind_of(x), [*axes_of(x)]) for x in template.prototypes]
     return kinds, template.is_public, template.problem
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_first_record_leaves_no_trace(name: str) -> None:
+def test_the_first_record_leaves_no_trace(name):
     expected = description(find_template(Rows(usual(0))))
     assert description(find_template(Rows(OTHERS[name]))) == expected
     assert expected[0] and not expected[1]
 
 
-def test_lengths_that_all_records_share_are_kept_and_others_are_varied() -> None:
+def test_lengths_that_all_records_share_are_kept_and_others_are_varied():
     for i, prototype in enumerate(find_template(Rows(usual(0))).prototypes):
         lengths = dict(axes_of(prototype))
         length = (7, 3, 64, 256)[i]
@@ -99,13 +98,13 @@ def test_lengths_that_all_records_share_are_kept_and_others_are_varied() -> None
         assert prototype["array"].shape == (2, 3) and prototype["picture"].size == (6, 4)
 
 
-def test_no_value_of_a_record_is_taken() -> None:
+def test_no_value_of_a_record_is_taken():
     rows = Rows(None, lambda i: {"x": torch.full((4,), 5.5), "n": 77, "text": "SECRET"})
     prototype = find_template(rows).prototypes[0]
     assert 5.5 not in prototype["x"] and prototype["n"] != 77 and prototype["text"] != "SECRET"
 
 
-def test_public_shapes_are_taken_without_a_record() -> None:
+def test_public_shapes_are_taken_without_a_record():
     x, y = torch.full((N, 3, 4), 9.0), torch.ones(N, dtype=torch.long)
     for dataset in ((x, y), TensorDataset(x, y), Subset(TensorDataset(x, y), range(4))):
         template = find_template(dataset)
@@ -115,7 +114,7 @@ def test_public_shapes_are_taken_without_a_record() -> None:
 
 
 @pytest.mark.parametrize("form", [None, "torch", "numpy"])
-def test_features_of_a_hugging_face_data_set_are_public(form: str | None) -> None:
+def test_features_of_a_hugging_face_data_set_are_public(form):
     features = Features(
         {
             "ids": Sequence(Value("int64")),
@@ -128,7 +127,7 @@ def test_features_of_a_hugging_face_data_set_are_public(form: str | None) -> Non
         }
     )
 
-    def row(length: int) -> Record:
+    def row(length):
         return {
             "ids": [1] * length,
             "three": [1.0] * 3,
@@ -146,7 +145,7 @@ def test_features_of_a_hugging_face_data_set_are_public(form: str | None) -> Non
     assert lengths["ids", 0] == 7 and lengths["three", 0] == 3
 
 
-def test_a_transform_of_a_hugging_face_data_set_is_followed() -> None:
+def test_a_transform_of_a_hugging_face_data_set_is_followed():
     dataset = Dataset.from_dict({"x": [1.0, 2.0]})
     dataset.set_transform(lambda batch: {"z": [torch.ones(5) * v for v in batch["x"]]})
     template = find_template(dataset)
@@ -154,21 +153,21 @@ def test_a_transform_of_a_hugging_face_data_set_is_followed() -> None:
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.table, self.out = nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 3)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.out(self.table(ids).sum(1))
 
 
-def collate(rows: list[Any]) -> Any:
+def collate(rows):
     ids = pad_sequence([torch.as_tensor(x) for x, _ in rows], batch_first=True)
     return ids, torch.tensor([y for _, y in rows])
 
 
-def outcome(first: Any) -> Any:
+def outcome(first):
     rows = Rows(first, lambda i: (torch.ones(2 + i % 4, dtype=torch.long), i % 3))
     model = Net()
     plan = PrivacyConfig(expected_batch_size=6, steps=1, test_mode_seed=1).with_noise(1.0, 1e-3, N)
@@ -187,14 +186,14 @@ def outcome(first: Any) -> Any:
     return text, [str(w.message) for w in shown]
 
 
-def test_a_run_says_the_same_whatever_the_first_record_is() -> None:
+def test_a_run_says_the_same_whatever_the_first_record_is():
     text, shown = outcome((torch.ones(3, dtype=torch.long), 1))
     assert any("private records share" in x for x in shown)
     for first in ((torch.ones(99), 1), (torch.ones(3, 3), 1), ([], None), ValueError("SECRET")):
         assert outcome(first) == (text, shown)
 
 
-def test_given_records_are_used_themselves() -> None:
+def test_given_records_are_used_themselves():
     template = find_template(Rows(ValueError()), [(torch.ones(2), 1)])
     rows = template.attempts(list, torch.device("cpu"))[0](3)
     assert template.is_public and len(rows) == 3 and torch.equal(rows.records[2][0], torch.ones(2))

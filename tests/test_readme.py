@@ -47,12 +47,12 @@ WITH_FILES = {"your-data.md"}
 LANGUAGES = {"python", "sh", "text", "toml", "json", ""}
 
 
-def ids(path: Path) -> str:
+def ids(path):
     return path.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
-def test_links_lead_somewhere(path: Path):
+def test_links_lead_somewhere(path):
     broken = [
         target for target in local_links(path) if target and not (path.parent / target).exists()
     ]
@@ -60,12 +60,12 @@ def test_links_lead_somewhere(path: Path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
-def test_blocks_have_a_known_language(path: Path):
+def test_blocks_have_a_known_language(path):
     assert {block.language for block in blocks(path)} <= LANGUAGES
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
-def test_names_in_the_text_exist(path: Path):
+def test_names_in_the_text_exist(path):
     for name in CODE_NAME.findall(path.read_text("utf-8")):
         parts = name.split(".")
         for cut in range(len(parts), 0, -1):
@@ -80,10 +80,10 @@ def test_names_in_the_text_exist(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=ids)
-def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_python_blocks_run(path, tmp_path, monkeypatch):
     """The blocks of one document share their names, from the top down, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__"}
     python = executed(path, "python")
     assert python
     for block in python:
@@ -91,11 +91,11 @@ def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(source, str(path), "exec"), namespace)
 
 
-def _run_source(source: str) -> None:
+def _run_source(source):
     exec(compile(source, "blocks", "exec"), {"__name__": "__main__"})
 
 
-def _driver(calls: list[tuple[int, list[str]]]) -> None:
+def _driver(calls):
     from dpkfc.cli import main
 
     for line, words in calls:
@@ -107,7 +107,7 @@ def _driver(calls: list[tuple[int, list[str]]]) -> None:
                 sys.exit(f"line {line}: dpkfc {' '.join(words)} ended with {done.code}")
 
 
-def write_adult(folder: Path) -> None:
+def write_adult(folder):
     """Write the real table where the data are, or rows of its form."""
     real = Path(os.environ.get("DPKFC_DATA", "missing"), "tables", "adult.data.gz")
     if real.is_file():
@@ -125,7 +125,7 @@ def write_adult(folder: Path) -> None:
         file.write("\n".join(lines) + "\n")
 
 
-def test_the_page_has_the_schema_that_its_scores_were_measured_with(tmp_path: Path):
+def test_the_page_has_the_schema_that_its_scores_were_measured_with(tmp_path):
     write_files(ROOT / "docs" / "your-data.md", tmp_path)
     measured = read_schema(ROOT / "benchmarks" / "schemas" / "adult.toml")
     assert read_schema(tmp_path / "adult.toml") == measured
@@ -133,7 +133,7 @@ def test_the_page_has_the_schema_that_its_scores_were_measured_with(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in RUN if [*commands(path)]], ids=ids)
-def test_commands_run(path: Path, tmp_path: Path):
+def test_commands_run(path, tmp_path):
     """In one empty folder, from the top down; training takes two steps, and of `make` the target
     has to exist.
     """
@@ -175,7 +175,7 @@ def test_the_readme_opens_with_what_it_does_a_picture_and_the_two_commands():
 @pytest.mark.parametrize(
     "path", [path for path in DOCUMENTS if " --out " in path.read_text("utf-8")], ids=ids
 )
-def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path: Path):
+def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path):
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split()}
     written = {
         name.split("/")[0]
@@ -184,7 +184,7 @@ def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path: Path):
     assert written <= ignored
 
 
-def test_every_module_for_other_libraries_is_in_the_reference() -> None:
+def test_every_module_for_other_libraries_is_in_the_reference():
     page = (ROOT / "docs" / "api" / "integrations.rst").read_text("utf-8")
     for path in (ROOT / "src" / "dpkfc" / "integrations").glob("[a-z]*.py"):
         assert f":: dpkfc.integrations.{path.stem}\n" in page, (
@@ -192,7 +192,7 @@ def test_every_module_for_other_libraries_is_in_the_reference() -> None:
         )
 
 
-def test_notebooks_hold_no_output() -> None:
+def test_notebooks_hold_no_output():
     assert len(NOTEBOOKS) >= 8
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text("utf-8"))["cells"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from dpkfc import KFAC, Session
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.gradients.optimizer_step import check_optimizer
 from dpkfc.privacy.ledger import Ledger
@@ -28,21 +27,21 @@ class Identity:
 
     metric: Any = {}
 
-    def apply(self, released: Released, metric: Any, layers: Any, *, in_place: bool) -> Released:
+    def apply(self, released, metric, layers, *, in_place):
         return released
 
 
-def make_plan() -> Plan:
+def make_plan():
     return PrivacyConfig(expected_batch_size=2, steps=STEPS, test_mode_seed=1).with_noise(
         1.0, 1e-3, 20
     )
 
 
-def new_ledger(plan: Plan) -> Ledger:
+def new_ledger(plan):
     return Ledger.in_memory(plan.hash, max_releases=plan.steps)
 
 
-def make_pipeline(plan: Plan, ledger: Ledger, **options: Any) -> ReleasePipeline:
+def make_pipeline(plan, ledger, **options):
     steps = Identity()
     return ReleasePipeline(
         plan,
@@ -55,26 +54,26 @@ def make_pipeline(plan: Plan, ledger: Ledger, **options: Any) -> ReleasePipeline
     )
 
 
-def clipped() -> ClippedSum:
+def clipped():
     return ClippedSum({"weight": torch.zeros(3)}, 1.0)
 
 
 class Words(nn.Module):
     """Mean of the vectors of words; the first row is padding."""
 
-    def __init__(self, *, tied: bool) -> None:
+    def __init__(self, *, tied):
         super().__init__()
         self.table, self.out = nn.Embedding(7, 32, padding_idx=0), nn.Linear(32, 7, bias=False)
         if tied:
             self.out.weight = self.table.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.out(self.table(ids).mean(1))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, partial(torch.optim.AdamW, fused=True)])
 @pytest.mark.parametrize("readout", ["whitened", "natural"])
-def test_noise_does_not_move_the_row_of_padding(optimizer: Any, readout: str) -> None:
+def test_noise_does_not_move_the_row_of_padding(optimizer, readout):
     for tied in (False, True):
         torch.manual_seed(0)
         model = Words(tied=tied)
@@ -96,7 +95,7 @@ def test_noise_does_not_move_the_row_of_padding(optimizer: Any, readout: str) ->
         assert moved.sum() == (7 if tied else 6) and bool(moved[0]) == tied
 
 
-def test_a_charge_made_before_is_charged_there_alone() -> None:
+def test_a_charge_made_before_is_charged_there_alone():
     plan = make_plan()
     own, ticket = new_ledger(plan), new_ledger(plan)
     pipeline = make_pipeline(plan, own)
@@ -107,7 +106,7 @@ def test_a_charge_made_before_is_charged_there_alone() -> None:
 
 
 @pytest.mark.parametrize("releases", range(STEPS + 1))
-def test_a_ledger_is_charged_until_it_holds_as_many_releases_as_the_first(releases: int) -> None:
+def test_a_ledger_is_charged_until_it_holds_as_many_releases_as_the_first(releases):
     plan = make_plan()
     ledger = new_ledger(plan)
     pipeline = make_pipeline(plan, ledger)
@@ -127,25 +126,25 @@ class Ranks:
 
     world_size, is_rank0 = 2, False
 
-    def __init__(self, first: Ledger, broadcast: Callable[[], Released]) -> None:
+    def __init__(self, first, broadcast):
         self._first, self._broadcast = first, broadcast
 
-    def broadcast_release(self, make: Callable[[], Released], device: Any) -> Released:
+    def broadcast_release(self, make, device):
         return self._broadcast()
 
-    def broadcast_from_rank0(self, make: Callable[[], int]) -> int:
+    def broadcast_from_rank0(self, make):
         return self._first.count
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(
-    fails: bool,
-) -> None:
+    fails,
+):
     plan = make_plan()
     first, own = new_ledger(plan), new_ledger(plan)
     there = make_pipeline(plan, first)
 
-    def broadcast() -> Released:
+    def broadcast():
         released = there.release(clipped(), 0)
         if fails:
             raise ValueError("the first process failed after its charge")
@@ -161,7 +160,7 @@ def test_another_process_charges_what_the_first_has_charged_also_where_it_failed
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
-def test_every_gradient_is_replaced_by_the_update(scale: float | None) -> None:
+def test_every_gradient_is_replaced_by_the_update(scale):
     model = nn.Linear(3, 2)
     parameters = dict(model.named_parameters())
     for p in parameters.values():
@@ -171,11 +170,11 @@ def test_every_gradient_is_replaced_by_the_update(scale: float | None) -> None:
     update = Released(gradients=gradients, noise_variance=None, step=0, release=1)
     set_gradients(torch.optim.SGD(model.parameters()), parameters, update, scale=scale)
     for name, p in parameters.items():
-        expected: Tensor = (gradients[name] * (1.0 if scale is None else scale)).float()
+        expected = (gradients[name] * (1.0 if scale is None else scale)).float()
         assert p.grad is not old[name] and p.grad.dtype == p.dtype and torch.equal(p.grad, expected)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+LAYOUTS = {
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
     "channels last in 3 dimensions": lambda x: x.unflatten(0, (2, 4)).contiguous(
         memory_format=torch.channels_last_3d
@@ -201,9 +200,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_an_optimizer_updates_the_right_entries_in_every_memory_order(
-    kind: Any, flags: dict[str, bool]
-) -> None:
+def test_an_optimizer_updates_the_right_entries_in_every_memory_order(kind, flags):
     settings = dict(flags, lr=0.1)
     if "momentum" in inspect.signature(kind).parameters:
         settings["momentum"] = 0.9
@@ -232,7 +229,7 @@ def test_an_optimizer_updates_the_right_entries_in_every_memory_order(
         torch.testing.assert_close(laid_out.detach(), plain.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_an_expanded_parameter_is_refused() -> None:
+def test_an_expanded_parameter_is_refused():
     p = nn.Parameter(torch.randn(1, 5).expand(4, 5))
     with pytest.raises(ValueError, match="'p' lie in one place of memory"):
         check_optimizer(torch.optim.SGD([p]), {"p": p})

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.config import PrivacyConfig
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import EpsilonCurve
@@ -25,42 +23,40 @@ from tests.mutation_cases import N, kfac, loss_fn, weights
 from tests.recording import Heard
 
 
-def data(n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def data(n=N, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, 6, generator=generator, dtype=dtype)
     return x, torch.randint(0, 3, (n,), generator=generator)
 
 
-def net(dtype: torch.dtype = torch.float64) -> nn.Module:
+def net(dtype=torch.float64):
     torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 
-def config(**settings: object) -> PrivacyConfig:
+def config(**settings):
     return PrivacyConfig(**{"expected_batch_size": 8, "steps": 6, "test_mode_seed": 3, **settings})
 
 
-def plan(noise: float = 0.0, **settings: object) -> Plan:
+def plan(noise=0.0, **settings):
     return config(**settings).with_noise(noise, 1e-3, N)
 
 
-def session(
-    p: Plan, model: nn.Module, lr: float = 0.1, dataset: object = None, **options: object
-) -> Session:
+def session(p, model, lr=0.1, dataset=None, **options):
     dataset = data() if dataset is None else dataset
     return Session(
         p, model, torch.optim.SGD(model.parameters(), lr, momentum=0.9), dataset, **options
     )
 
 
-def train(s: Session, steps: int | None = None) -> None:
+def train(s, steps=None):
     for done, batch in enumerate(s.batches(), 1):
         s.step(batch, loss_fn)
         if done == steps:
             break
 
 
-def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
+def test_leaving_the_loop_or_an_exception_leaks_nothing():
     """Invariant 8: an interrupted logical batch contributes to no later release."""
     clean, broken = net(), net()
     with session(plan(1.0, max_physical_batch_size=2), clean) as s:
@@ -68,7 +64,7 @@ def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
     with session(plan(1.0, max_physical_batch_size=2), broken, verify=False) as s:
         calls = Heard()
 
-        def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        def failing(model, batch):
             calls.append(1)
             if len(calls) == 3:
                 raise RuntimeError("boom")
@@ -84,7 +80,7 @@ def test_leaving_the_loop_or_an_exception_leaks_nothing() -> None:
     assert torch.equal(weights(clean), weights(broken))
 
 
-def test_a_step_before_the_first_batch_is_refused() -> None:
+def test_a_step_before_the_first_batch_is_refused():
     with (
         session(plan(1.0), net()) as s,
         pytest.raises(RuntimeError, match="once, in the order drawn"),
@@ -92,7 +88,7 @@ def test_a_step_before_the_first_batch_is_refused() -> None:
         s.step(None, loss_fn)  # type: ignore[arg-type]
 
 
-def test_a_batch_may_be_neither_skipped_nor_used_twice() -> None:
+def test_a_batch_may_be_neither_skipped_nor_used_twice():
     with session(plan(1.0), net()) as s:
         batches = s.batches()
         first = next(batches)
@@ -105,7 +101,7 @@ def test_a_batch_may_be_neither_skipped_nor_used_twice() -> None:
             s.step(first, loss_fn)
 
 
-def test_beyond_the_budget_nothing_moves() -> None:
+def test_beyond_the_budget_nothing_moves():
     model = net()
     with session(plan(1.0), model) as s:
         last = None
@@ -119,7 +115,7 @@ def test_beyond_the_budget_nothing_moves() -> None:
         assert list(s.batches()) == []
 
 
-def test_epsilon_while_training_is_a_bound_without_dp_accounting(monkeypatch) -> None:
+def test_epsilon_while_training_is_a_bound_without_dp_accounting(monkeypatch):
     p = PrivacyConfig(expected_batch_size=8, steps=6).calibrate(2.0, 1e-3, N)
     slow = [p.epsilon(count) for count in range(7)]
     asked = set()
@@ -134,7 +130,7 @@ def test_epsilon_while_training_is_a_bound_without_dp_accounting(monkeypatch) ->
     assert quick == sorted(quick) and quick[-1] == slow[-1]
 
 
-def test_epsilon_counts_releases_and_calibration_is_kept() -> None:
+def test_epsilon_counts_releases_and_calibration_is_kept():
     p = PrivacyConfig(expected_batch_size=8, steps=6).calibrate(2.0, 1e-3, N)
     with session(p, net()) as s:
         assert s.epsilon == 0
@@ -145,12 +141,12 @@ def test_epsilon_counts_releases_and_calibration_is_kept() -> None:
 # -- resume ----
 
 
-def build(folder: Path, p: Plan) -> tuple[Session, nn.Module]:
+def build(folder, p):
     model = net()
     return session(p, model, ledger_path=folder / "ledger.jsonl"), model
 
 
-def test_resume_never_continues_the_noise_stream(tmp_path: Path) -> None:
+def test_resume_never_continues_the_noise_stream(tmp_path):
     """Invariant 9: outside test mode two resumes of one checkpoint draw different noise."""
     p = PrivacyConfig(expected_batch_size=8, steps=6).with_noise(1.0, 1e-3, N)
     results = []
@@ -171,7 +167,7 @@ def test_resume_never_continues_the_noise_stream(tmp_path: Path) -> None:
     assert not torch.allclose(results[0], results[1])
 
 
-def test_releases_after_the_checkpoint_stay_charged(tmp_path: Path) -> None:
+def test_releases_after_the_checkpoint_stay_charged(tmp_path):
     p = plan(1.0)
     s, _ = build(tmp_path, p)
     with s:
@@ -185,7 +181,7 @@ def test_releases_after_the_checkpoint_stay_charged(tmp_path: Path) -> None:
         assert sum(1 for batch in s.batches() if s.step(batch, loss_fn)) == 1
 
 
-def test_checkpoints_that_do_not_belong_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_that_do_not_belong_are_refused(tmp_path):
     p = plan(1.0)
     s, _ = build(tmp_path, p)
     with s:
@@ -205,7 +201,7 @@ def test_checkpoints_that_do_not_belong_are_refused(tmp_path: Path) -> None:
         build(tmp_path, plan(1.5))
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     p = plan(1.0)
     s, _ = build(tmp_path, p)
     with s:
@@ -217,7 +213,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
             s.restore(tmp_path / "checkpoint")
 
 
-def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
+def test_checkpoints_hold_released_values_only(tmp_path):
     """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private
     data.
     """
@@ -251,7 +247,7 @@ def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
 # -- bad input ----
 
 
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
+def test_an_optimizer_of_other_parameters_is_refused():
     model = net()
     with pytest.raises(ValueError, match="does not hold trainable parameter '0.weight'"):
         Session(plan(), model, torch.optim.SGD(model[2].parameters(), 0.1), data())
@@ -260,13 +256,13 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         Session(plan(), model, torch.optim.SGD([*model.parameters(), extra], 0.1), data())
 
 
-def test_a_dataset_of_another_size_is_refused() -> None:
+def test_a_dataset_of_another_size_is_refused():
     model = net()
     with pytest.raises(ValueError, match="calibrated for 40 examples but the dataset has 30"):
         session(plan(), model, dataset=data(30))
 
 
-def test_a_scalar_loss_is_refused_before_anything_is_charged() -> None:
+def test_a_scalar_loss_is_refused_before_anything_is_charged():
     with session(plan(1.0), net()) as s:
         with pytest.raises(ValueError, match="one loss per example"):
             s.step(next(s.batches()), lambda m, b: loss_fn(m, b).mean())
@@ -274,19 +270,19 @@ def test_a_scalar_loss_is_refused_before_anything_is_charged() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
-def test_a_rate_too_small_to_see_is_no_error(lr: float) -> None:
+def test_a_rate_too_small_to_see_is_no_error(lr):
     with session(plan(1.0), net(), lr=lr) as s:
         train(s, 1)
         assert s.steps_done == 1
 
 
-def test_an_optimizer_that_moves_nothing_is_noticed() -> None:
+def test_an_optimizer_that_moves_nothing_is_noticed():
     """The most expensive injury of users of other libraries: the loss falls, ε accrues, the weights
     never move.
     """
 
     class Idle(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:
+        def step(self, closure=None):
             return None
 
     model = net()
@@ -298,11 +294,11 @@ def test_an_optimizer_that_moves_nothing_is_noticed() -> None:
 class TrainingMixer(nn.Module):
     """Mixes examples in training mode only."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x - x.mean(0, keepdim=True) if self.training else x
 
 
-def test_a_module_that_mixes_only_in_training_mode_is_refused() -> None:
+def test_a_module_that_mixes_only_in_training_mode_is_refused():
     model = nn.Sequential(
         nn.Linear(6, 8), TrainingMixer(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)
     ).double()
@@ -315,7 +311,7 @@ def test_a_module_that_mixes_only_in_training_mode_is_refused() -> None:
 # -- what is said of a run without a guarantee ----
 
 
-def test_epsilon_without_a_guarantee_warns_once() -> None:
+def test_epsilon_without_a_guarantee_warns_once():
     with session(plan(1.0, accountant="rdp"), net()) as s:
         train(s, 1)
         with pytest.warns(UserWarning, match=r"epsilon is not a guarantee of this run.*test mode"):
@@ -331,7 +327,7 @@ def test_epsilon_without_a_guarantee_warns_once() -> None:
         ).epsilon()
 
 
-def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
+def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plan(1.0, test_mode_seed=None, accountant="rdp").epsilon() > 0
@@ -343,7 +339,7 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
-def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) -> None:
+def test_padding_changes_shapes_and_nothing_else(preconditioner):
     results, shapes = [], {}
     for settings in (
         {},
@@ -352,7 +348,7 @@ def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) ->
     ):
         model, seen = net(), Heard()
 
-        def loss(model: nn.Module, batch: tuple[Tensor, Tensor], seen: list[int] = seen) -> Tensor:
+        def loss(model, batch, seen=seen):
             seen.append(len(batch[0]))
             return loss_fn(model, batch)
 
@@ -368,7 +364,7 @@ def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) ->
     assert all(n % 4 == 0 for n in shapes[1]) and shapes[2] <= {4, 8}
 
 
-def test_a_bound_that_is_no_multiple_of_the_padding_is_refused() -> None:
+def test_a_bound_that_is_no_multiple_of_the_padding_is_refused():
     with pytest.raises(
         ValueError, match="max_physical_batch_size=6 must be a multiple of pad_to_multiple=4"
     ):
@@ -380,23 +376,23 @@ def test_a_bound_that_is_no_multiple_of_the_padding_is_refused() -> None:
 # -- a script that is run twice ----
 
 
-def secure(steps: int = 4, **settings: object) -> Plan:
+def secure(steps=4, **settings):
     changed = {"test_mode_seed": None, "steps": steps, **settings}
     return config(**changed).with_noise(1.0, 1e-3, N)
 
 
-def opened(folder: Path, model: nn.Module | None = None, **how: object) -> Session:
+def opened(folder, model=None, **how):
     return session(secure(), model or net(), ledger_path=folder / "ledger.jsonl", **how)
 
 
-def finish(folder: Path, steps: int | None = None) -> nn.Module:
+def finish(folder, steps=None):
     with opened(folder) as s:
         train(s, steps)
         s.save(folder / "checkpoint")
         return s.model
 
 
-def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path):
     finish(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(
@@ -409,7 +405,7 @@ def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path: Path) -> None:
+def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path):
     finish(tmp_path, 2)
     with opened(tmp_path) as s:
         for work in (lambda: train(s), lambda: s.save(tmp_path / "other")):
@@ -421,7 +417,7 @@ def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path: Path) -> No
     assert s.ledger.count == 4
 
 
-def test_a_finished_session_vouches_for_released_weights_alone(tmp_path: Path) -> None:
+def test_a_finished_session_vouches_for_released_weights_alone(tmp_path):
     trained = finish(tmp_path)
     with opened(tmp_path, resume=True) as s:
         with pytest.raises(LedgerError, match="does not hold the weights of"):
@@ -440,7 +436,7 @@ def test_a_finished_session_vouches_for_released_weights_alone(tmp_path: Path) -
             s.save(tmp_path / "other")
 
 
-def test_a_checkpoint_of_initial_weights_is_no_release(tmp_path: Path) -> None:
+def test_a_checkpoint_of_initial_weights_is_no_release(tmp_path):
     with opened(tmp_path) as s:
         s.save(tmp_path / "checkpoint")
         train(s)
@@ -455,7 +451,7 @@ def test_a_checkpoint_of_initial_weights_is_no_release(tmp_path: Path) -> None:
 # -- the digest of the weights ----
 
 
-def test_the_record_describes_the_weights_and_their_average(tmp_path: Path) -> None:
+def test_the_record_describes_the_weights_and_their_average(tmp_path):
     p = secure(weight_average=WeightEMA(0.5))
     model = net()
     with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
@@ -475,14 +471,14 @@ def test_the_record_describes_the_weights_and_their_average(tmp_path: Path) -> N
     assert digest_weights(average) != digest_weights(model.state_dict())
 
 
-def test_changed_weights_leave_no_record(tmp_path: Path) -> None:
+def test_changed_weights_leave_no_record(tmp_path):
     with opened(tmp_path) as s:
         train(s)
         s.model.load_state_dict(net().state_dict())
     assert not (tmp_path / "ledger.weights.json").exists()
 
 
-def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path: Path) -> None:
+def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path):
     finish(tmp_path, 2)
     with opened(tmp_path) as s:
         s.restore(tmp_path / "checkpoint")
@@ -496,7 +492,7 @@ def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path: Path) -> None
 # -- a budget of the dataset ----
 
 
-def test_a_session_charges_its_whole_plan_once(tmp_path: Path) -> None:
+def test_a_session_charges_its_whole_plan_once(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
     with opened(tmp_path, budget=ward) as s:
         assert s.ledger.count == 0 and s.receipt is not None
@@ -510,7 +506,7 @@ def test_a_session_charges_its_whole_plan_once(tmp_path: Path) -> None:
     assert len(ward.charges) == 1
 
 
-def test_a_session_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_session_that_does_not_fit_leaves_nothing_behind(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
     text = ward.path.read_text("utf-8")
     with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε = 0.01 of 0.01 left"):

@@ -27,20 +27,20 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def _build(out: Path) -> None:
+def _build(out):
     from sphinx.cmd.build import main
 
     # Everything is read and every reference is resolved; no page is written.
     sys.exit(main(["-q", "-W", "--keep-going", "-b", "dummy", str(DOCS), str(out)]))
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path):
     env = {**os.environ, "DPKFC_DOCS_NOTEBOOKS": "off"}
     done = forked.call(_build, tmp_path, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def _execute(path: Path, folder: Path) -> None:
+def _execute(path, folder):
     """Run the cells of a notebook in this process; a kernel would import everything again."""
     import nbformat
     from IPython.core.interactiveshell import InteractiveShell
@@ -53,7 +53,7 @@ def _execute(path: Path, folder: Path) -> None:
             shell.run_cell(cell.source).raise_error()
 
 
-def _call_command(line: str) -> None:
+def _call_command(line):
     """Run a line of the shell; the command `dpkfc` runs in a fork of this process."""
     words = shlex.split(line)
     if words[0] != "dpkfc" or set(line) & set("|;&<>"):
@@ -73,7 +73,7 @@ def _call_command(line: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs(path, tmp_path):
     env = {**os.environ, "PATH": PATH, "MPLBACKEND": "agg"}
     done = forked.call(_execute, path, tmp_path, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -41,12 +41,12 @@ QUIET = {"bounds": (-10, 10), "classes": [0, 1, 2]}
 
 
 @pytest.fixture(scope="module")
-def blobs() -> tuple[np.ndarray, np.ndarray]:
+def blobs():
     return make_blobs(200, centers=3, random_state=0, cluster_std=0.5)
 
 
 @pytest.fixture(scope="module")
-def fitted(blobs) -> DPLogisticRegression:
+def fitted(blobs):
     return DPLogisticRegression(epsilon=3, steps=30, **QUIET).fit(*blobs)
 
 
@@ -253,7 +253,7 @@ def test_a_search_counts_every_fit(blobs):
     assert search.best_estimator_.epsilon_ <= 1
 
 
-def test_the_card_and_its_ledger_agree(fitted, tmp_path: Path):
+def test_the_card_and_its_ledger_agree(fitted, tmp_path):
     folder = tmp_path / "card"
     fitted.write_card(folder)
     facts = verify_ledger(folder / "ledger.jsonl")
@@ -270,7 +270,7 @@ def test_the_card_and_its_ledger_agree(fitted, tmp_path: Path):
         DPLogisticRegression().write_card(tmp_path / "other")
 
 
-def test_no_card_is_written_for_other_weights(blobs, tmp_path: Path):
+def test_no_card_is_written_for_other_weights(blobs, tmp_path):
     estimator = DPLogisticRegression(steps=1, **QUIET).fit(*blobs)
     estimator.module_.weight.data.fill_(7)
     with pytest.raises(ValueError, match="module_ was changed since the fit"):

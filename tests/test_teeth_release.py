@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.privacy.ledger import Ledger
@@ -40,7 +39,7 @@ from tests.recording import Heard
 WIDE, STEPS = 200, 10
 
 
-def wide() -> nn.Sequential:
+def wide():
     """120,600 numbers: ten steps of it make the 1.2 million that tell 98 % of a standard deviation
     from all of it.
     """
@@ -55,14 +54,12 @@ def wide() -> nn.Sequential:
     return nn.Sequential(*layers).double()
 
 
-def silent(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def silent(model, batch):
     """A loss without a gradient: what is released is noise alone."""
     return 0 * loss_fn(model, batch)
 
 
-def noise_of_a_run(
-    noise_multiplier: float, **settings: object
-) -> tuple[list[dict[str, Tensor]], list[int], Plan]:
+def noise_of_a_run(noise_multiplier, **settings):
     """What the optimizer is handed in ten steps of pure noise, in units of the noise's own standard
     deviation.
     """
@@ -77,7 +74,7 @@ def noise_of_a_run(
     return [{name: g / unit for name, g in handed.items()} for handed in optimizer.handed], sizes, p
 
 
-def p_value(z: Tensor, stddev: float) -> float:
+def p_value(z, stddev):
     """Two-sided p-value of independent N(0, stddev²)."""
     law, total = stats.chi2(z.numel()), float((z / stddev).square().sum())
     return 2 * min(law.cdf(total), law.sf(total))
@@ -89,8 +86,8 @@ def p_value(z: Tensor, stddev: float) -> float:
     ids=["whole batches", "micro-batches and a metric"],
 )
 def test_noise_has_the_planned_law_in_every_step_and_every_parameter(
-    settings: dict[str, object],
-) -> None:
+    settings,
+):
     """98 % of the noise, noise for each micro-batch, a divisor that was drawn, a stream used twice:
     all show here.
     """
@@ -121,20 +118,20 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(
     assert float(correlation.abs().max()) < 7 / WIDE
 
 
-def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
+def test_every_parameter_gets_noise_of_its_own_type_and_place():
     """Half precision, one number alone, a frozen neighbour and an embedding of which one row is
     read.
     """
 
     class Odd(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.first, self.last = nn.Linear(WIDTH, 5).bfloat16(), nn.Linear(5, 3)
             self.gain = nn.Parameter(torch.tensor([1.5]))
             self.table = nn.Embedding(7, 3)
             self.last.bias.requires_grad_(False)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             hidden = torch.tanh(self.first(x.bfloat16())).float() * self.gain
             return self.last(hidden) + self.table(torch.zeros(len(x), dtype=torch.long))
 
@@ -157,7 +154,7 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
 # -- an empty batch --------------------------------------------------------------------------------
 
 
-def pure_noise(p: Plan, model: nn.Module, step: int) -> dict[str, Tensor]:
+def pure_noise(p, model, step):
     """What a release of nothing is in test mode."""
     zeros = {name: torch.zeros_like(q) for name, q in model.named_parameters()}
     book = Ledger.in_memory(p.hash, max_releases=1)
@@ -166,7 +163,7 @@ def pure_noise(p: Plan, model: nn.Module, step: int) -> dict[str, Tensor]:
     ).gradients
 
 
-def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> None:
+def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released():
     """None is drawn again, skipped, or filled up because it came out empty.
 
     A single row is padded with a row of weight zero, which does not count.
@@ -174,9 +171,9 @@ def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> No
     p, model = plan(expected_batch_size=1, steps=12), net()
     drawn = [p.draw(step, p.sampling_stream()) for step in range(12)]
     assert {0, 1, 2} <= {len(indices) for indices in drawn}
-    seen: list[int] = Heard()
+    seen = Heard()
 
-    def counting(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def counting(m, batch):
         seen.append(len(batch[0]))
         return loss_fn(m, batch)
 
@@ -199,17 +196,17 @@ def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> No
 # -- what lies in .grad ----------------------------------------------------------------------------
 
 
-def leave_gradients(model: nn.Module, value: float = 1e6) -> None:
+def leave_gradients(model, value=1e6):
     for q in model.parameters():
         q.grad = torch.full_like(q, value)
 
 
-def test_gradients_that_the_user_left_reach_nothing() -> None:
+def test_gradients_that_the_user_left_reach_nothing():
     """Before the session, between steps, and inside loss_fn; on trained and on frozen
     parameters.
     """
 
-    def careless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def careless(model, batch):
         leave_gradients(model)
         return loss_fn(model, batch)
 
@@ -233,12 +230,12 @@ def test_gradients_that_the_user_left_reach_nothing() -> None:
     assert torch.equal(*results)
 
 
-def test_a_backward_pass_of_the_user_inside_the_loss_reaches_nothing() -> None:
+def test_a_backward_pass_of_the_user_inside_the_loss_reaches_nothing():
     results = []
     for greedy in (False, True):
         model = net()
 
-        def losses(m: nn.Module, batch: tuple[Tensor, Tensor], greedy: bool = greedy) -> Tensor:
+        def losses(m, batch, greedy=greedy):
             found = loss_fn(m, batch)
             if greedy:
                 (1e6 * found.sum()).backward(retain_graph=True)
@@ -254,7 +251,7 @@ def test_a_backward_pass_of_the_user_inside_the_loss_reaches_nothing() -> None:
 # -- clip and divisor against a loop over examples -------------------------------------------------
 
 
-def rebuilt(settings: KFAC, model: nn.Module, step: int) -> dict[str, object]:
+def rebuilt(settings, model, step):
     """The metric of a refresh, measured again on a copy of the weights: no private example is in
     reach.
     """
@@ -268,9 +265,7 @@ def rebuilt(settings: KFAC, model: nn.Module, step: int) -> dict[str, object]:
     )
 
 
-def loop_step(
-    model: nn.Sequential, metric: dict[str, object], indices: np.ndarray, bound: float
-) -> list[float]:
+def loop_step(model, metric, indices, bound):
     """Gradients of one DP-KFC step without noise by plain autograd; the norms in the metric come
     back.
     """
@@ -308,9 +303,7 @@ def loop_step(
     [None, kfac(decay=0.0), kfac(sides="input", every=3, decay=0.0)],
     ids=["identity", "kfac", "kfac-a"],
 )
-def test_steps_equal_a_loop_with_the_metric_measured_again(
-    settings: KFAC | None, size: int | None
-) -> None:
+def test_steps_equal_a_loop_with_the_metric_measured_again(settings, size):
     """Nothing but probe and released weights enters a metric, at any refresh; each example is
     clipped by itself, once.
     """
@@ -318,8 +311,8 @@ def test_steps_equal_a_loop_with_the_metric_measured_again(
     p = plan(0.0, max_grad_norm=bound, max_physical_batch_size=size, preconditioner=settings)
     mine, theirs = net(), net()
     reference = torch.optim.SGD(theirs.parameters(), 0.5, momentum=0.9)
-    metric: dict[str, object] = {}
-    clipped: list[bool] = []
+    metric = {}
+    clipped = []
     with session(p, mine, Handed(mine, 0.5, momentum=0.9)) as s:
         for step, batch in enumerate(s.batches()):
             if settings is not None and settings.is_due(step):
@@ -335,7 +328,7 @@ def test_steps_equal_a_loop_with_the_metric_measured_again(
     assert 0 < sum(clipped) < len(clipped)
 
 
-def test_the_divisor_is_the_expected_size_whatever_was_drawn() -> None:
+def test_the_divisor_is_the_expected_size_whatever_was_drawn():
     """One example alone moves the weights by its clipped gradient over B, in a batch of any
     size.
     """

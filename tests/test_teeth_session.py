@@ -4,13 +4,10 @@ autocast, unfreezing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from dpkfc.gradients.optimizer_step import check_optimizer
@@ -34,7 +31,7 @@ from tests.recording import Heard
 
 @pytest.mark.quick("probe", "raw")
 @pytest.mark.parametrize("scale", ["balanced", "probe", "raw", "trace"])
-def test_no_refresh_sees_private_data(scale: str) -> None:
+def test_no_refresh_sees_private_data(scale):
     """Weights that never move (lr = 0): on any private data the metric of every refresh is the
     same, bit for bit.
     """
@@ -52,7 +49,7 @@ def test_no_refresh_sees_private_data(scale: str) -> None:
     assert len({digest for _, digest in histories[0]}) == 3  # another probe each time
 
 
-def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come() -> None:
+def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come():
     """The metric of step k is the same whether the private data change before or after the release
     of step k - 1.
     """
@@ -77,11 +74,11 @@ def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come() -> 
 class Mixer(nn.Module):
     """Subtracts the mean over the batch, which one example alone cannot show to be wrong."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x - 0.5 * x.mean(0, keepdim=True)
 
 
-def mixing_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def mixing_loss(model, batch):
     losses = loss_fn(model, batch)
     return losses * losses.detach().mean()
 
@@ -89,14 +86,14 @@ def mixing_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 class Read(torch.utils.data.Dataset):
     """Private rows that say which of them were read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.x, self.y = data()
-        self.rows: list[int] = []
+        self.rows = []
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i):
         self.rows.append(int(i))
         return self.x[i], self.y[i]
 
@@ -104,7 +101,7 @@ class Read(torch.utils.data.Dataset):
 class GroupsOfFour(nn.Module):
     """Mixes examples two apart: a pair cannot show it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + 0.1 * x.roll(2, 0) if len(x) > 2 else x
 
 
@@ -116,7 +113,7 @@ MIXERS = {
 
 
 @pytest.mark.parametrize("where", MIXERS)
-def test_mixing_is_refused_before_a_private_batch_is_read(where: str) -> None:
+def test_mixing_is_refused_before_a_private_batch_is_read(where):
     """A few records in places that depend on no batch tell types and shapes; no other is read."""
     make, losses = MIXERS[where]
     model, rows = make(), Read()
@@ -130,12 +127,12 @@ def test_mixing_is_refused_before_a_private_batch_is_read(where: str) -> None:
         assert torch.equal(weights(model), before)
 
 
-def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient() -> None:
+def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient():
     """A margin loss is zero on easy examples, and zeros agree with anything; the operations of
     every pass are followed.
     """
 
-    def margin(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def margin(model, batch):
         return F.relu(mixing_loss(model, batch)) if switch[0] else loss_fn(model, batch) * 0
 
     handed = []
@@ -150,7 +147,7 @@ def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient() 
     assert torch.allclose(*handed, rtol=1e-12)
 
 
-def test_verification_happens_in_every_session_even_one_that_continues(tmp_path: object) -> None:
+def test_verification_happens_in_every_session_even_one_that_continues(tmp_path):
     """A checkpoint does not carry "verified" along: the loss of the next run may be another one."""
     p = plan()
     model = net()
@@ -173,47 +170,43 @@ def test_verification_happens_in_every_session_even_one_that_continues(tmp_path:
 class Writer(nn.Module):
     """Keeps a statistic of what passes through it, from its n-th call in training mode on."""
 
-    def __init__(
-        self, write: Callable[[Writer, Tensor], None], after: int = 0, persistent: bool = True
-    ) -> None:
+    def __init__(self, write, after=0, persistent=True):
         super().__init__()
         self.register_buffer("seen", torch.zeros(3), persistent=persistent)
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.write, self.after, self.calls = write, after, Heard()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls.extend([1] if self.training and x.shape[0] > 0 else [])
         if self.training and len(self.calls) > self.after:
             self.write(self, x.detach())
         return x
 
 
-def in_place(m: Writer, x: Tensor) -> None:
+def in_place(m, x):
     m.seen += x.mean(0)
 
 
-def through_data(m: Writer, x: Tensor) -> None:
+def through_data(m, x):
     m.seen.data += x.mean(0)
 
 
-def replaced(m: Writer, x: Tensor) -> None:
+def replaced(m, x):
     m.seen = x.mean(0)
 
 
-def counted(m: Writer, x: Tensor) -> None:
+def counted(m, x):
     m.count += x.shape[0]
 
 
-def resized(m: Writer, x: Tensor) -> None:
+def resized(m, x):
     m.seen = torch.cat([m.seen, x.mean(0)])
 
 
 @pytest.mark.quick("True-0-*", "False-3-in_place", "False-3-counted")
 @pytest.mark.parametrize("write", [in_place, through_data, replaced, counted, resized])
 @pytest.mark.parametrize(("verify", "after"), [(True, 0), (False, 0), (False, 3), (True, 12)])
-def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(
-    write: Callable[[Writer, Tensor], None], verify: bool, after: int
-) -> None:
+def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(write, verify, after):
     """Whether it begins at once, behind the back of verification, or in the middle of a run.
 
     The check on public rows refuses it. Later a private value may have caused it, so that the run
@@ -238,13 +231,13 @@ def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(
         assert torch.equal(weights(model), before)
 
 
-def test_a_parameter_that_the_forward_pass_writes_is_refused_before_anything_is_charged() -> None:
+def test_a_parameter_that_the_forward_pass_writes_is_refused_before_anything_is_charged():
     class Drifting(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.centre = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             with torch.no_grad():
                 self.centre += x.detach().mean(0)
             return x
@@ -264,14 +257,14 @@ def test_a_parameter_that_the_forward_pass_writes_is_refused_before_anything_is_
 class Exact(nn.Module):
     """A model whose own passes no ambient autocast reaches."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 3))
         self.table = nn.Embedding(4, 3)
         self.norm = nn.LayerNorm(3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.autocast("cpu", enabled=False):
             # several positions: the Gram and the materialised norm
             rows = x.view(len(x), 1, WIDTH).expand(-1, 5, -1)
@@ -279,7 +272,7 @@ class Exact(nn.Module):
             return self.norm(self.body(rows) + self.table(ids)).sum(1)
 
 
-def exact_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def exact_loss(model, batch):
     with torch.autocast("cpu", enabled=False):
         return loss_fn(model, batch)
 
@@ -287,8 +280,8 @@ def exact_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.quick("identity")
 @pytest.mark.parametrize("settings", [None, kfac()], ids=["identity", "kfac"])
 def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(
-    settings: object,
-) -> None:
+    settings,
+):
     """With a forward pass of its own precision, a run under autocast is the run without, bit for
     bit.
     """
@@ -309,7 +302,7 @@ def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(
     assert runs[0][1] == runs[1][1]
 
 
-def autocast_inside(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def autocast_inside(model, batch):
     """Mixed precision as torch teaches it: the forward pass alone runs under autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[0])
@@ -326,9 +319,7 @@ def autocast_inside(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     ],
     ids=["around", "inside", "inside, exact model", "around, exact model"],
 )
-def test_verification_under_autocast_does_not_refuse_an_ordinary_model(
-    model: Callable[[], nn.Module], losses: Callable[..., Tensor], around: bool
-) -> None:
+def test_verification_under_autocast_does_not_refuse_an_ordinary_model(model, losses, around):
     x, y = data()
     with (
         session(plan(), model(), dataset=(x.float(), y)) as s,
@@ -343,14 +334,14 @@ def test_verification_under_autocast_does_not_refuse_an_ordinary_model(
 
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_backward_hooks_of_modules_are_refused(kind: str, everywhere: bool) -> None:
+def test_backward_hooks_of_modules_are_refused(kind, everywhere):
     model, heard = net(), []
 
-    def hear(*_: object) -> None:
+    def hear(*_):
         heard.append(1)
 
     with session(plan(), model) as s:
-        place: Any = nn.modules.module if everywhere else model[2]
+        place = nn.modules.module if everywhere else model[2]
         handle = getattr(
             place, kind.replace("register_", "register_module_") if everywhere else kind
         )(hear)
@@ -363,7 +354,7 @@ def test_backward_hooks_of_modules_are_refused(kind: str, everywhere: bool) -> N
         s.step(next(s.batches()), loss_fn)
 
 
-def test_a_complex_parameter_is_refused_by_name() -> None:
+def test_a_complex_parameter_is_refused_by_name():
     model = nn.Sequential(
         nn.Linear(3, 2), nn.ParameterDict({"w": nn.Parameter(torch.zeros(2, dtype=torch.cfloat))})
     )
@@ -372,9 +363,9 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_a_hook_on_a_gradient_is_refused_before_it_sees_one(kind: str) -> None:
+def test_a_hook_on_a_gradient_is_refused_before_it_sees_one(kind):
     """`wandb.watch` and optimizers that step during the backward pass leave such hooks."""
-    seen: list[Tensor] = []
+    seen = []
     model = net()
     with session(plan(), model) as s:
         getattr(model[0].weight, kind)(seen.append)

@@ -13,7 +13,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
 
 
 @pytest.fixture(params=["processor", "card"])
-def condensed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def condensed(request, monkeypatch):
     """Condense tensors of a processor too, as tensors of a card are."""
     if request.param == "card":
         list_parts = weights._list_parts
@@ -23,7 +23,7 @@ def condensed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("condensed")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (30, 1000), (133, 257)])
-def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_any_change_of_a_weight_is_seen(dtype, shape):
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.randn(7, *shape, dtype=dtype)[3])
     known = ReleasedWeights(model)
@@ -46,7 +46,7 @@ def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ..
 
 @pytest.mark.usefixtures("condensed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_values_that_changed_places_are_seen(dtype: torch.dtype) -> None:
+def test_values_that_changed_places_are_seen(dtype):
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.randn(70, 8192, dtype=dtype))
     known = ReleasedWeights(model)
@@ -76,10 +76,10 @@ def test_values_that_changed_places_are_seen(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.float16, torch.float8_e4m3fn, torch.qint8]
 )
-def test_tensors_of_every_type_are_read_byte_by_byte(dtype: torch.dtype) -> None:
+def test_tensors_of_every_type_are_read_byte_by_byte(dtype):
     x = torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
 
-    def cast(values: torch.Tensor) -> torch.Tensor:
+    def cast(values):
         if dtype == torch.qint8:
             return torch.quantize_per_tensor(values, 0.5, 0, dtype)
         return values.to(dtype)
@@ -89,7 +89,7 @@ def test_tensors_of_every_type_are_read_byte_by_byte(dtype: torch.dtype) -> None
     assert found["x"] == found["same"] != found["other"] and "text" not in found
 
 
-def test_the_order_in_memory_is_no_change_and_a_view_is_read_alone() -> None:
+def test_the_order_in_memory_is_no_change_and_a_view_is_read_alone():
     x = torch.randn(4, 3, 5, 5)
     forms = [x, x.to(memory_format=torch.channels_last), torch.stack([x, x + 1])[0]]
     forms += [x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0), x.neg().neg()]
@@ -102,10 +102,10 @@ def test_the_order_in_memory_is_no_change_and_a_view_is_read_alone() -> None:
     assert digest_tensors({"": meta}) == digest_tensors({"": torch.empty(3, device="meta")})
 
 
-def test_a_tied_parameter_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_parameter_is_read_once(monkeypatch):
     model = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
     model["two"].weight = model["one"].weight
-    read: list[str] = []
+    read = []
     monkeypatch.setattr(weights, "digest_tensors", lambda x: read.extend(x) or digest_tensors(x))
     ReleasedWeights(model).record()
     assert read == ["one.weight", "one.bias", "two.bias"]

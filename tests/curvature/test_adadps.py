@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
@@ -16,21 +15,21 @@ from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 F64 = torch.float64
 
 
-def public(n: int = 40, d: int = 12, classes: int = 4) -> PublicData:
+def public(n=40, d=12, classes=4):
     torch.manual_seed(5)
     return PublicData(torch.randn(n, d), torch.randint(classes, (n,)), provenance="random rows")
 
 
-def ada(**settings: object) -> AdaDPS:
+def ada(**settings):
     return AdaDPS(**{"probe": public(), "batch_size": 10, **settings})
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return mlp().double()
 
 
-def moments_by_autograd(config: AdaDPS, model: nn.Module, step: int = 0) -> dict[str, Tensor]:
+def moments_by_autograd(config, model, step=0):
     """Mean over mini-batches of the squared gradient of the mean loss, by plain autograd on the
     probe's own labels.
     """
@@ -43,12 +42,12 @@ def moments_by_autograd(config: AdaDPS, model: nn.Module, step: int = 0) -> dict
     return {name: torch.stack([f[i] for f in found]).mean(0) for i, name in enumerate(parameters)}
 
 
-def matrix(v: dict[str, Tensor], layer: str) -> Tensor:
+def matrix(v, layer):
     return torch.cat([v[f"{layer}.weight"], v[f"{layer}.bias"].unsqueeze(1)], 1)
 
 
 @pytest.mark.parametrize("batch_size", [10, 40, None, 15])
-def test_the_metric_is_the_formula(batch_size: int | None) -> None:
+def test_the_metric_is_the_formula(batch_size):
     model, config = net(), ada(batch_size=batch_size, scale="raw")
     built = config.build(model, capture, 0, rules_of(model))
     v = moments_by_autograd(config, model)
@@ -62,7 +61,7 @@ def test_the_metric_is_the_formula(batch_size: int | None) -> None:
         )
 
 
-def test_entries_without_a_gradient_stay_bounded() -> None:
+def test_entries_without_a_gradient_stay_bounded():
     """A dead input column has v = 0: 1/√ε of the relative floor, not 1e5."""
     x = torch.randn(40, 12)
     x[:, 3] = 0
@@ -74,11 +73,11 @@ def test_entries_without_a_gradient_stay_bounded() -> None:
     assert "without a gradient" in rows[0]["note"]
 
 
-def test_refreshes() -> None:
+def test_refreshes():
     assert [s for s in range(9) if ada(every=4).is_due(s)] == [0, 4, 8]
 
 
-def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
+def test_decay_averages_over_refreshes_and_survives_a_checkpoint():
     model, config = net(), ada(decay=0.9, scale="raw")
     first = config.build(model, capture, 0)
     with torch.no_grad():
@@ -94,7 +93,7 @@ def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
         torch.testing.assert_close(second.spectra[layer]["weight"], exact, rtol=1e-12, atol=0)
 
 
-def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> None:
+def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered():
     config = AdaDPS(probe=PinkNoise(CNN_SHAPE), probe_size=40)
     assert config.describe()["labels"] == "model" and ada().describe()["labels"] == "given"
     model = cnn(groups=2).double()
@@ -121,18 +120,18 @@ def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> Non
         ({"every": 0}, "every must be an integer"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         ada(**settings)
 
 
-def test_a_probe_without_any_gradient_is_refused() -> None:
+def test_a_probe_without_any_gradient_is_refused():
     model = net()
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
 
-    def flat(output: Tensor, generator: torch.Generator) -> Tensor:
+    def flat(output, generator):
         return 0 * output.sum(1)
 
     with pytest.raises(ValueError, match="no parameter has a gradient"):
@@ -141,7 +140,7 @@ def test_a_probe_without_any_gradient_is_refused() -> None:
         )
 
 
-def test_one_example_is_its_own_batch() -> None:
+def test_one_example_is_its_own_batch():
     model = net()
     single = ada(batch_size=1, scale="raw").build(model, capture, 0)
     each = ada(per="example", scale="raw").build(model, capture, 0)

@@ -16,16 +16,16 @@ from tests.curvature.toys import dense_matrix
 F64 = torch.float64
 
 
-def _eigen(d: int, n: int, scale: float = 1.0) -> Eigen:
+def _eigen(d, n, scale=1.0):
     return eigen_of_rows(scale * torch.randn(n, d, dtype=F64)).scaled(1 / n)
 
 
-def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
+def _power(matrix, p):
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.pow(p)) @ vectors.T
 
 
-def _matrix(side, d: int) -> torch.Tensor:
+def _matrix(side, d):
     return side.apply(torch.eye(d, dtype=F64))
 
 
@@ -178,7 +178,7 @@ def test_bad_values_are_named(fields, message):
 @pytest.mark.parametrize(
     ("mass", "rank"), [(0.0, 20), (0.5, 1), (0.3, 2), (0.26, 2), (0.24, 3), (0.1, 4)]
 )
-def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) -> None:
+def test_the_rank_follows_the_mass_that_may_be_left_out(mass, rank):
     """Eigenvalues 1, 1/2, 1/4 … hold 2 in all: after k of them a share of 2⁻ᵏ is left."""
     values = 0.5 ** torch.arange(20, dtype=F64)
     damping = Damping(value=0.1, rank_tolerance=0.0, tail_mass=mass)

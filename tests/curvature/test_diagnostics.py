@@ -17,7 +17,7 @@ from tests.curvature.toys import capture, mlp
 F64 = torch.float64
 
 
-def _root(d: int) -> Dense:
+def _root(d):
     m = torch.randn(d, d, dtype=F64)
     return Dense(m + m.T, 1.0)
 

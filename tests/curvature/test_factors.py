@@ -13,13 +13,13 @@ from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 from tests.curvature.toys import dense_matrix, kronecker_factors
 
 
-def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 1) -> Outer:
+def _outer(n=5, t=3, d_in=4, d_out=6, groups=1):
     a = torch.randn(n * groups, t, d_in, dtype=torch.float64)
     a[..., -1] = 1.0
     return Outer(a, torch.randn(n * groups, t, d_out, dtype=torch.float64), groups)
 
 
-def _factors(block, structure: FactorOptions | None = None, rule: str | None = None):
+def _factors(block, structure=None, rule=None):
     layer = LayerAccumulator(block, structure or FactorOptions(), rule)
     layer.add(block)
     return layer.result()

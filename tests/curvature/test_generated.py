@@ -13,7 +13,7 @@ from dpkfc.curvature import generated_text
 transformers = pytest.importorskip("transformers")
 
 
-def gpt2(vocab: int = 12) -> nn.Module:
+def gpt2(vocab=12):
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=vocab,
@@ -33,7 +33,7 @@ def gpt2(vocab: int = 12) -> nn.Module:
     return model.train()
 
 
-def test_every_token_is_drawn_from_the_model_given_those_before() -> None:
+def test_every_token_is_drawn_from_the_model_given_those_before():
     """Against the model without a cache: frequencies of the second and of the third token."""
     model, n = gpt2(), 4000
     ids = generated_text(model, n, 3, start_id=0, chunk=1000).inputs["input_ids"]
@@ -53,7 +53,7 @@ def test_every_token_is_drawn_from_the_model_given_those_before() -> None:
         assert ((found - expected).abs() <= 5 * deviation + 1e-3).all()
 
 
-def test_the_model_and_the_global_numbers_stay_as_they_are() -> None:
+def test_the_model_and_the_global_numbers_stay_as_they_are():
     model = gpt2()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     first = generated_text(model, 5, 8, start_id=0, seed=3, chunk=2)
@@ -67,7 +67,7 @@ def test_the_model_and_the_global_numbers_stay_as_they_are() -> None:
     )
 
 
-def test_a_text_is_over_behind_its_end() -> None:
+def test_a_text_is_over_behind_its_end():
     data = generated_text(gpt2(4), 200, 10, start_id=1, end_id=1, pad_id=2)
     ids, mask = data.inputs["input_ids"], data.inputs["attention_mask"]
     assert ids.shape == mask.shape == (200, 10) and (ids[:, 0] == 1).all()
@@ -77,9 +77,9 @@ def test_a_text_is_over_behind_its_end() -> None:
     assert 0 < mask.sum() < mask.numel()
 
 
-def test_what_cannot_write_is_refused() -> None:
+def test_what_cannot_write_is_refused():
     class Plain(nn.Module):
-        def forward(self, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
+        def forward(self, input_ids, **_):
             return input_ids
 
     for model in (nn.Linear(3, 3), Plain()):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.gep import GEP
@@ -18,7 +18,7 @@ from dpkfc.curvature.probes import PublicData
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 
-def public(*shape: int, n: int = 30) -> PublicData:
+def public(*shape, n=30):
     generator = torch.Generator().manual_seed(5)
     return PublicData(
         torch.randn(n, *shape, generator=generator),
@@ -27,7 +27,7 @@ def public(*shape: int, n: int = 30) -> PublicData:
     )
 
 
-def gep(probe: object = None, **settings: object) -> GEP:
+def gep(probe=None, **settings):
     return GEP(
         **{
             "probe": probe or public(12),
@@ -40,11 +40,11 @@ def gep(probe: object = None, **settings: object) -> GEP:
     )
 
 
-def built(model: nn.Module, config: GEP, step: int = 0) -> PreconditionerState:
+def built(model, config, step=0):
     return config.build(model, capture, step, rules_of(model))
 
 
-def dense(basis: PreconditionerState) -> Tensor:
+def dense(basis):
     """L `[p, K]` with the layers in order, roles sorted within a layer."""
     columns = []
     for one in torch.eye(basis.metric.width, dtype=torch.float64):
@@ -56,7 +56,7 @@ def dense(basis: PreconditionerState) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def public_gradients(model: nn.Sequential, probe: PublicData) -> Tensor:
+def public_gradients(model, probe):
     """Per-example gradients `[m, p]` by plain autograd: weight and bias of a linear layer as one
     matrix.
     """
@@ -74,9 +74,7 @@ def public_gradients(model: nn.Sequential, probe: PublicData) -> Tensor:
     "model", [mlp(), cnn(), cnn(2), Text()], ids=["mlp", "cnn", "grouped", "text"]
 )
 @pytest.mark.parametrize("groups", [1, 2, 9])
-def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(
-    model: nn.Module, groups: int
-) -> None:
+def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(model, groups):
     model, probe = model.double(), public(12)
     if isinstance(model, Text):
         probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
@@ -99,7 +97,7 @@ def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_it_is_the_power_iteration_on_public_gradients(iterations: int) -> None:
+def test_it_is_the_power_iteration_on_public_gradients(iterations):
     model = mlp().double()
     config = gep(power_iterations=iterations, probe_size=30)
     order = torch.randperm(30, generator=public_generator(0, 4))
@@ -114,7 +112,7 @@ def test_it_is_the_power_iteration_on_public_gradients(iterations: int) -> None:
     torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=1e-7, atol=1e-8)
 
 
-def test_directions_are_shared_out_by_the_roots_of_the_sizes() -> None:
+def test_directions_are_shared_out_by_the_roots_of_the_sizes():
     basis = built(mlp(12, 8, 4).double(), gep(groups=2))
     ranks = [row["rank"] for row in basis.report]
     assert ranks == [4, 2]  # √104 : √36 of six
@@ -122,14 +120,14 @@ def test_directions_are_shared_out_by_the_roots_of_the_sizes() -> None:
     assert basis.metric.width == 6
 
 
-def test_float32_bases_say_how_far_from_orthonormal_they_are() -> None:
+def test_float32_bases_say_how_far_from_orthonormal_they_are():
     basis = built(mlp(), gep())
     matrix = dense(basis).double()
     error = torch.linalg.matrix_norm(matrix.T @ matrix - torch.eye(6), 2)
     assert 0 < float(error) <= basis.metric.defect < 1e-5
 
 
-def test_layers_without_a_public_gradient_still_get_orthonormal_directions() -> None:
+def test_layers_without_a_public_gradient_still_get_orthonormal_directions():
     model = mlp().double()
     with torch.no_grad():
         model[2].weight.zero_()  # nothing reaches the first layer
@@ -145,15 +143,15 @@ def test_layers_without_a_public_gradient_still_get_orthonormal_directions() -> 
 class Branch(nn.Module):
     """A layer that is not called unless asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.used, self.unused = nn.Linear(12, 4), nn.Linear(12, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.used(x)
 
 
-def test_an_unreached_layer_is_residual_alone_and_refused_without_one() -> None:
+def test_an_unreached_layer_is_residual_alone_and_refused_without_one():
     model = Branch().double()
     seen = {"used": "linear", "unused": "linear"}
     basis = gep().build(model, _used_only, 0, seen)
@@ -162,7 +160,7 @@ def test_an_unreached_layer_is_residual_alone_and_refused_without_one() -> None:
         gep(residual_norm=None).build(model, _used_only, 0, seen)
 
 
-def _used_only(model: nn.Module, loss: object) -> object:
+def _used_only(model, loss):
     return capture(nn.ModuleDict({"used": model.used}), lambda _: loss(model))
 
 
@@ -183,12 +181,12 @@ def _used_only(model: nn.Module, loss: object) -> object:
         ({"seed": 0.5}, "seed must be an integer"),
     ],
 )
-def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         gep(**settings)
 
 
-def test_as_many_directions_as_parameters_are_refused_by_name() -> None:
+def test_as_many_directions_as_parameters_are_refused_by_name():
     with pytest.raises(ValueError, match=r"layers '2' 8 directions of 8 parameters"):
         built(
             nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 2)),
@@ -196,7 +194,7 @@ def test_as_many_directions_as_parameters_are_refused_by_name() -> None:
         )
 
 
-def test_public_gradients_that_overflow_are_refused() -> None:
+def test_public_gradients_that_overflow_are_refused():
     probe = PublicData(torch.full((30, 12), 1e30), provenance="far too large")
     with pytest.raises(ValueError, match="overflow when squared"):
         built(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), gep(probe, labels="uniform"))
@@ -205,7 +203,7 @@ def test_public_gradients_that_overflow_are_refused() -> None:
 # -- description and state -------------------------------------------------------------------------
 
 
-def test_the_description_is_plain_and_tells_settings_apart() -> None:
+def test_the_description_is_plain_and_tells_settings_apart():
     described = [
         json.dumps(c.describe())
         for c in (gep(), gep(residual_norm=None), gep(share=0.3), gep(FeatureNoise(12)))
@@ -217,7 +215,7 @@ def test_the_description_is_plain_and_tells_settings_apart() -> None:
 
 
 @pytest.mark.parametrize("residual_norm", [2.0, None])
-def test_its_state_restores_every_bit(residual_norm: float | None) -> None:
+def test_its_state_restores_every_bit(residual_norm):
     model = Text().double()
     probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
     basis = built(

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, PinkNoise, PrivateOracle, PublicData
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import gaussian_release
 from dpkfc.session import Session
 from tests.gradients.whitened import clipped, example_rows, explicit, looped, matrix
@@ -27,59 +25,59 @@ SHAPE = (2, 4, 5)
 
 
 class ConvNet(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(2, 4, 3, padding=1)
         self.second = nn.Conv2d(4, 4, 2, groups=2, bias=False)
         self.head = nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))).mean((2, 3)))
 
 
 class Tokens(nn.Module):
     """An MLP over the mean of embeddings, with a LayerNorm."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(9, 5)
         self.norm = nn.LayerNorm(5)
         self.hidden = nn.Linear(5, 6)
         self.head = nn.Linear(6, 3)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(torch.tanh(self.hidden(self.norm(self.table(ids).mean(1)))))
 
 
-def model(kind: str) -> nn.Module:
+def model(kind):
     torch.manual_seed(0)
     return (ConvNet() if kind == "conv" else Tokens()).double()
 
 
-def inputs(kind: str, n: int, seed: int) -> Tensor:
+def inputs(kind, n, seed):
     generator = torch.Generator().manual_seed(seed)
     if kind == "conv":
         return torch.randn(n, *SHAPE, generator=generator, dtype=F64)
     return torch.randint(0, 9, (n, 4), generator=generator)
 
 
-def labels(n: int, seed: int) -> Tensor:
+def labels(n, seed):
     return torch.randint(0, 3, (n,), generator=torch.Generator().manual_seed(seed + 100))
 
 
-def data(kind: str) -> tuple[Tensor, Tensor]:
+def data(kind):
     return inputs(kind, N, 1), labels(N, 1)
 
 
-def public(kind: str) -> PublicData:
+def public(kind):
     return PublicData(inputs(kind, 30, 3), labels(30, 3), provenance="other rows")
 
 
-def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(net, batch):
     return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
 
-SETTINGS: dict[str, tuple[Any, str]] = {
+SETTINGS = {
     "ngd": (
         lambda k: NGD(probe=public(k), lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=2),
         "natural",
@@ -126,7 +124,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
 }
 
 
-def plan_of(name: str, kind: str, noise: float = 0.5) -> Plan:
+def plan_of(name, kind, noise=0.5):
     make, readout = SETTINGS[name]
     config = PrivacyConfig(
         expected_batch_size=B,
@@ -139,14 +137,14 @@ def plan_of(name: str, kind: str, noise: float = 0.5) -> Plan:
     return config.with_noise(noise, 1e-3, N)
 
 
-def session(p: Plan, net: nn.Module, kind: str, **options: Any) -> Session:
+def session(p, net, kind, **options):
     return Session(p, net, torch.optim.SGD(net.parameters(), LR), data(kind), **options)
 
 
 # -- the loop, with every map as one explicit matrix -----------------------------------------------
 
 
-def whole(entry: Entry, d_out: int, d_in: int) -> Tensor:
+def whole(entry, d_out, d_in):
     """The map on the row-major vec of `[d_out, d_in]`."""
     if isinstance(entry, Kronecker):
         return torch.kron(
@@ -162,7 +160,7 @@ def whole(entry: Entry, d_out: int, d_in: int) -> Tensor:
     return q @ torch.diag(entry.scale.flatten() - even) @ q.T + even * torch.eye(len(q), dtype=F64)
 
 
-def mapped(layers: list[Layer], metric: Metric, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def mapped(layers, metric, tensors):
     """Every parameter's part of z = P g, by explicit matrices."""
     out = dict(tensors)
     for layer in layers:
@@ -186,9 +184,7 @@ def mapped(layers: list[Layer], metric: Metric, tensors: dict[str, Tensor]) -> d
     return out
 
 
-def expected(
-    net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, step: int
-) -> dict[str, Tensor]:
+def expected(net, p, metric, indices, kind, step):
     """The update of a step by a loop over its examples."""
     layers = find_layers(net)
     total = {name: torch.zeros_like(q) for name, q in net.named_parameters()}
@@ -225,16 +221,14 @@ def expected(
 )
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_release_equals_a_loop_over_examples(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_release_equals_a_loop_over_examples(name, kind, monkeypatch):
     p, net = plan_of(name, kind), model(kind)
-    built: list[int] = []
+    built = []
     own = type(p.config.preconditioner)
     original = own.build
 
     @functools.wraps(original)
-    def build(self: Any, *args: Any, **more: Any) -> Any:
+    def build(self, *args, **more):
         built.append(args[2])
         return original(self, *args, **more)
 
@@ -259,8 +253,8 @@ def test_every_release_equals_a_loop_over_examples(
     assert built == [0, 2, 4]
 
 
-def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:
-    def make_plan(ngd: NGD, readout: str) -> Plan:
+def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused():
+    def make_plan(ngd, readout):
         config = PrivacyConfig(
             expected_batch_size=B, steps=STEPS, preconditioner=ngd, readout=readout
         )

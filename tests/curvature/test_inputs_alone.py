@@ -4,19 +4,15 @@ last ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import DiagonalFactor
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.linalg.blocks import Block
 from tests.curvature.toys import CNN_SHAPE, cnn, dense_matrix
 
 SIZE, LAST = 100, 64
@@ -27,7 +23,7 @@ class Mixed(nn.Module):
     layer, a head.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tokens, self.places = nn.Embedding(11, 6, padding_idx=0), nn.Embedding(5, 6)
         self.norm, self.twice, self.head = (
@@ -36,7 +32,7 @@ class Mixed(nn.Module):
             nn.Linear(6, 3),
         )
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.norm(self.tokens(ids) + self.places(torch.arange(ids.shape[1]).unsqueeze(0)))
         return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
 
@@ -44,16 +40,16 @@ class Mixed(nn.Module):
 class Rare(nn.Module):
     """A layer that is called by micro-batches with the right example alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head, self.rare = nn.Linear(4, 3), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         chosen = x[:, :1] > 0
         return self.head(x) + (chosen * self.rare(x) if bool(chosen.any()) else 0)
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
+CASES = {
     "words": (Mixed, lambda: PublicData(torch.randint(11, (SIZE, 5)), provenance="random ids")),
     "image": (cnn, lambda: PinkNoise(CNN_SHAPE)),
     "grouped": (lambda: cnn(groups=2), lambda: PinkNoise(CNN_SHAPE)),
@@ -61,7 +57,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 }
 
 
-def _bias_alone() -> nn.Module:
+def _bias_alone():
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))
     model[0].weight.requires_grad_(False)
     return model
@@ -70,21 +66,19 @@ def _bias_alone() -> nn.Module:
 class Watched:
     """A capture that counts the examples it differentiates."""
 
-    def __init__(self, model: nn.Module, *, always: bool = False) -> None:
+    def __init__(self, model, *, always=False):
         self.layers, self.always = find_layers(model), always
         self.rules = {layer.name: layer.rule for layer in self.layers}
-        self.seen: dict[bool, int] = {True: 0, False: 0}
+        self.seen = {True: 0, False: 0}
 
-    def __call__(
-        self, model: nn.Module, loss: Callable[[nn.Module], Tensor]
-    ) -> Mapping[str, Block]:
+    def __call__(self, model, loss):
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.always):
             blocks = capture(model, self.layers, loss)
             self.seen[torch.is_grad_enabled()] += next(iter(blocks.values())).batch_size
         return blocks
 
 
-def dense(factor: Any) -> Tensor:
+def dense(factor):
     return dense_matrix(factor) if isinstance(factor, Eigen) else factor.values
 
 
@@ -92,7 +86,7 @@ def dense(factor: Any) -> Tensor:
 @pytest.mark.parametrize("chunk", [7, 64, 100])
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("name", CASES)
-def test_inputs_of_all_examples_and_gradients_of_the_last(name: str, sharing: str, chunk: int):
+def test_inputs_of_all_examples_and_gradients_of_the_last(name, sharing, chunk):
     make, probe = CASES[name]
     model = make().double()
     kfac = KFAC(probe=probe(), probe_size=SIZE, chunk=chunk, sharing=sharing, max_rank=None)
@@ -116,12 +110,12 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name: str, sharing: st
         assert factors.sides["output"].mean == pytest.approx(float(rows.square().mean()))
 
 
-def _last(model: nn.Module, kfac: KFAC) -> Mapping[str, Block]:
+def _last(model, kfac):
     """The contributions of the last examples of the probe of step 3."""
-    held: list[Mapping[str, Block]] = []
+    held = []
     layers = find_layers(model)
 
-    def keep(m: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
+    def keep(m, loss):
         held.append(capture(m, layers, loss))
         return held[-1]
 
@@ -130,7 +124,7 @@ def _last(model: nn.Module, kfac: KFAC) -> Mapping[str, Block]:
 
 
 @pytest.mark.parametrize("size", [3, 64, 65])
-def test_small_probes_are_differentiated_whole(size: int):
+def test_small_probes_are_differentiated_whole(size):
     model = cnn().double()
     watched = Watched(model)
     KFAC(probe=PinkNoise(CNN_SHAPE), probe_size=size).build(model, watched, 0, watched.rules)
@@ -152,7 +146,7 @@ def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_o
     assert built.metric["rare"].output.factor == pytest.approx(built.metric["head"].output.factor)
 
 
-def _place(kfac: KFAC, step: int) -> int:
+def _place(kfac, step):
     """Where in the probe of a step the one example lies that reaches every layer."""
     from dpkfc.curvature.probe_pass import public_generator
 

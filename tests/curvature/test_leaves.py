@@ -6,7 +6,7 @@ import torch
 from dpkfc import DeadLeaves
 
 
-def _stream(seed: int = 0) -> torch.Generator:
+def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 

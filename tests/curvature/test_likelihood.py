@@ -10,13 +10,11 @@ from dpkfc.curvature import likelihood
 from dpkfc.curvature.likelihood import ProbeRandomness, likelihood_loss, logits_of
 
 
-def _draws(total: int, seed: int = 0) -> ProbeRandomness:
+def _draws(total, seed=0):
     return ProbeRandomness(torch.Generator().manual_seed(seed), total)
 
 
-def _loss(
-    likelihood: str, output, labels: str = "model", given=None, draws: ProbeRandomness | None = None
-) -> torch.Tensor:
+def _loss(likelihood, output, labels="model", given=None, draws=None):
     n = logits_of(output).shape[0]
     return likelihood_loss(
         likelihood, output, labels=labels, given=given, draws=draws or _draws(n), rows=slice(0, n)

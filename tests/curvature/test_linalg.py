@@ -16,12 +16,12 @@ from dpkfc.curvature.eigen import (
 from tests.curvature.toys import dense_matrix
 
 
-def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def _psd(d, rank, dtype=torch.float32):
     rows = torch.randn(rank, d, dtype=torch.float64)
     return (rows.T @ rows / rank).to(dtype)
 
 
-def _orthonormal_error(vectors: torch.Tensor) -> float:
+def _orthonormal_error(vectors):
     overlap = vectors.double().T @ vectors.double()
     return (
         float((overlap - torch.eye(overlap.shape[0], dtype=torch.float64)).abs().max())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from dpkfc.curvature.gradient_moments import Moments, squared_gradients, summed_gradients
-from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied
+from dpkfc.curvature.gradient_moments import squared_gradients, summed_gradients
+from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -26,7 +25,7 @@ BLOCKS = {
 }
 
 
-def _moments(block: Block, per: str) -> Moments:
+def _moments(block, per):
     if per == "example":
         return squared_gradients(block)
     return summed_gradients(block).squared(block.batch_size)
@@ -34,7 +33,7 @@ def _moments(block: Block, per: str) -> Moments:
 
 @pytest.mark.parametrize("per", ["example", "batch"])
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
+def test_moments_equal_formed_gradients(kind, per):
     block = BLOCKS[kind]
     g = block.per_example()
     g = g.mT if kind == "lookup" else g
@@ -49,7 +48,7 @@ def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
 
 
 @pytest.mark.parametrize("per", ["example", "batch"])
-def test_small_parameters_keep_their_roles(per: str) -> None:
+def test_small_parameters_keep_their_roles(per):
     block = PerExample({"weight": randn(4, 3), "bias": randn(4, 2, 2, seed=1)})
     found = _moments(block, per)
     for role, g in block.grads.items():
@@ -57,6 +56,6 @@ def test_small_parameters_keep_their_roles(per: str) -> None:
         torch.testing.assert_close(found.mean[role], exact)
 
 
-def test_gradients_that_are_not_finite_are_refused() -> None:
+def test_gradients_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="NaN or infinity"):
         _moments(Outer(torch.full((1, 1, 2), float("inf")), torch.ones(1, 1, 2)), "batch")

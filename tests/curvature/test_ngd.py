@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.ngd import PostNoiseWhitening
 from dpkfc.curvature.probe_pass import ProbeSpec, run_probe
-from dpkfc.linalg.blocks import Outer
-from dpkfc.linalg.metric import Eigenbasis, Elementwise
+from dpkfc.linalg.metric import Elementwise
 from tests.curvature.toys import (
     CNN_SHAPE,
     Text,
@@ -26,7 +24,7 @@ from tests.curvature.toys import (
 F64 = torch.float64
 
 
-def ngd(**settings: object) -> NGD:
+def ngd(**settings):
     return NGD(
         **{
             "probe": FeatureNoise(12),
@@ -38,7 +36,7 @@ def ngd(**settings: object) -> NGD:
     )
 
 
-def test_the_schedule_has_the_values_of_the_specification() -> None:
+def test_the_schedule_has_the_values_of_the_specification():
     config = ngd(lambda_base=1e-4)
     expected = {
         0: 0.0025,
@@ -55,7 +53,7 @@ def test_the_schedule_has_the_values_of_the_specification() -> None:
     assert within == pytest.approx(755, abs=5)
 
 
-def test_lambda_safe_of_matched_steps() -> None:
+def test_lambda_safe_of_matched_steps():
     """Resolution 1: (0.01 · 10 / (2 · 1))² = 0.0025, and 0.01 at η = 0.02."""
     rest = {"probe": FeatureNoise(12), "steps": 10}
     assert NGD.matched(
@@ -81,7 +79,7 @@ def test_lambda_safe_of_matched_steps() -> None:
         ({"probe": 3}, "probe must derive from"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         ngd(**settings)
 
@@ -89,7 +87,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
 # -- vector 8.8 ------------------------------------------------------------------------------------
 
 
-def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
+def dense_fisher(of, spectrum):
     """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are
     held.
     """
@@ -100,12 +98,12 @@ def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
     return torch.kron(sides[0].contiguous(), sides[1].contiguous())
 
 
-def power(matrix: Tensor, floor: float, exponent: float) -> Tensor:
+def power(matrix, floor, exponent):
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=floor).pow(exponent)) @ vectors.T
 
 
-def on_probe(config: NGD, model: nn.Module, step: int = 0) -> dict[str, Outer]:
+def on_probe(config, model, step=0):
     run = config.probe_spec(step)
     whole = ProbeSpec(
         **{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size}
@@ -114,7 +112,7 @@ def on_probe(config: NGD, model: nn.Module, step: int = 0) -> dict[str, Outer]:
         return dict(next(iter(run_probe(model, capture, whole))).blocks)
 
 
-def test_positions_count_in_a_and_not_in_g() -> None:
+def test_positions_count_in_a_and_not_in_g():
     """Resolution 7: A = 1/n ΣΣ aaᵀ, G = 1/(nT) ΣΣ bbᵀ."""
     torch.manual_seed(0)
     model = cnn(groups=2).double()
@@ -128,7 +126,7 @@ def test_positions_count_in_a_and_not_in_g() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 3, 500])
-def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
+def test_norm_clip_noise_and_update_equal_dense_matrices(step):
     """Vector 8.8: norms, clipped sum, mapped-back update and diag(F̃⁻¹), to 1e-10."""
     torch.manual_seed(1)
     model, config = (
@@ -160,7 +158,7 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
         )
 
 
-def test_orders_differ_in_where_the_map_stands() -> None:
+def test_orders_differ_in_where_the_map_stands():
     torch.manual_seed(3)
     model, g = mlp().double(), torch.randn(8, 13, dtype=F64)
     maps = {}
@@ -176,7 +174,7 @@ def test_orders_differ_in_where_the_map_stands() -> None:
 # -- other layers ----------------------------------------------------------------------------------
 
 
-def test_other_parameters_have_a_diagonal_under_the_same_floor() -> None:
+def test_other_parameters_have_a_diagonal_under_the_same_floor():
     """Resolution 9: embeddings and norm layers, E g² per entry, unread rows at the floor."""
     torch.manual_seed(0)
     model = Text(rows=30).double()
@@ -197,7 +195,7 @@ def test_other_parameters_have_a_diagonal_under_the_same_floor() -> None:
         torch.testing.assert_close(norm.scale[role], exact, rtol=1e-10, atol=0)
 
 
-def test_sides_that_are_too_wide_keep_their_diagonal() -> None:
+def test_sides_that_are_too_wide_keep_their_diagonal():
     torch.manual_seed(0)
     model = mlp().double()
     config = ngd(max_factor_size=10, probe_size=64)
@@ -211,7 +209,7 @@ def test_sides_that_are_too_wide_keep_their_diagonal() -> None:
     assert any("diagonal" in row["note"] for row in built.report)
 
 
-def test_few_examples_leave_a_complete_basis() -> None:
+def test_few_examples_leave_a_complete_basis():
     torch.manual_seed(0)
     model = mlp().double()
     built = ngd(probe_size=4).build(model, capture, 0)
@@ -221,7 +219,7 @@ def test_few_examples_leave_a_complete_basis() -> None:
     assert int((built.spectra["0"]["A"] > 0).sum()) == 4
 
 
-def test_a_layer_that_the_probe_does_not_reach_is_refused_by_name() -> None:
+def test_a_layer_that_the_probe_does_not_reach_is_refused_by_name():
     model = mlp()
     with pytest.raises(ValueError, match="does not reach these layers: aside"):
         ngd().build(model, capture, 0, {**rules_of(model), "aside": "linear"})

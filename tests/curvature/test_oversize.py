@@ -8,14 +8,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.row_sampling import RowSubsampler
-from dpkfc.linalg.blocks import Block, Lookup, Outer, Tied
+from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.sides import Diagonal, LowRank
 from tests.curvature.toys import capture, dense_matrix, mlp
 
@@ -23,19 +22,19 @@ F64 = torch.float64
 WIDE, CAP = 9, 7
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def positions(size: int, seed: int = 0) -> RowSubsampler:
+def positions(size, seed=0):
     return RowSubsampler(torch.Generator().manual_seed(seed), size, None)
 
 
-def structure(cap: int = CAP, **fields: object) -> FactorOptions:
+def structure(cap=CAP, **fields):
     return FactorOptions(max_factor_size=cap, oversize="low_rank", **fields)
 
 
-def head(block: Block, rows: slice) -> Block:
+def head(block, rows):
     if isinstance(block, Tied):
         return Tied(head(block.lookup, rows), head(block.outer, rows))
     if isinstance(block, Lookup):
@@ -45,11 +44,11 @@ def head(block: Block, rows: slice) -> Block:
 
 
 def accumulated(
-    block: Block,
-    how: FactorOptions,
-    seed: int = 0,
-    mask: Tensor | None = None,
-    cuts: tuple[int, ...] = (),
+    block,
+    how,
+    seed=0,
+    mask=None,
+    cuts=(),
 ):
     n, held = block.batch_size, positions(block.batch_size, seed)
     layer = LayerAccumulator(block, how, None, held)
@@ -66,9 +65,7 @@ CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
-def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
-    n: int, t: int, groups: int, sharing: str
-) -> None:
+def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, sharing):
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
     whole = accumulated(block, structure(sharing=sharing))
     for side in whole.sides.values():
@@ -86,7 +83,7 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
-def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> None:
+def test_the_drawn_rows_in_a_loop(n, t, groups, masked):
     """k positions of m pairs of an example and a group, each times what it stands for."""
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
     lengths = (
@@ -133,19 +130,19 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
 # -- averages over refreshes -----------------------------------------------------------------------
 
 
-def sums(rows: Tensor, cap: int = 24) -> FactorAccumulator:
+def sums(rows, cap=24):
     made = FactorAccumulator(rows.shape[1], max_size=cap, oversize="low_rank", decays=True)
     made.add(rows, len(rows))
     return made
 
 
-def matrix(found: FactorAccumulator) -> Tensor:
+def matrix(found):
     factor = found.result()
     assert isinstance(factor, Eigen)
     return dense_matrix(factor)
 
 
-def test_an_average_keeps_first_directions_and_every_trace() -> None:
+def test_an_average_keeps_first_directions_and_every_trace():
     """As many directions of the past as a quarter of the cap are exact; of more, the first ones and
     the trace of the rest.
     """
@@ -171,7 +168,7 @@ def test_an_average_keeps_first_directions_and_every_trace() -> None:
     assert sums(old).decayed(0.5).row_count == 0
 
 
-def test_the_place_of_the_past_is_left_free() -> None:
+def test_the_place_of_the_past_is_left_free():
     for cap in (1, 3, 7, 24):
         made = FactorAccumulator(40, max_size=cap, oversize="low_rank", decays=True)
         assert 1 <= made.most_rows <= cap and (cap < 4 or made.most_rows + cap // 4 == cap)
@@ -191,7 +188,7 @@ def test_the_place_of_the_past_is_left_free() -> None:
 # -- in a refresh ----------------------------------------------------------------------------------
 
 
-def kfac(**fields: object) -> KFAC:
+def kfac(**fields):
     settings = {
         "probe": FeatureNoise(30),
         "sides": "both",
@@ -203,7 +200,7 @@ def kfac(**fields: object) -> KFAC:
     return KFAC(**{**settings, **fields})
 
 
-def test_a_wide_side_is_low_rank_and_was_a_diagonal() -> None:
+def test_a_wide_side_is_low_rank_and_was_a_diagonal():
     model = mlp(30, 20, 4).double()
     built = kfac().build(model, capture, 0)
     rows = {(row["layer"], row["side"]): row for row in built.report}
@@ -223,7 +220,7 @@ def test_a_wide_side_is_low_rank_and_was_a_diagonal() -> None:
     assert same.digest == narrow.digest  # nothing is drawn where every side has room
 
 
-def test_averages_are_restored_with_the_trace_they_keep() -> None:
+def test_averages_are_restored_with_the_trace_they_keep():
     model, settings = mlp(30, 20, 4).double(), kfac(decay=0.8)
     built = None
     for step in (0, 50, 100):

@@ -27,11 +27,11 @@ N = 6
 class Twice(nn.Module):
     """One convolution called twice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.conv(torch.tanh(self.conv(x)))
 
 
@@ -45,13 +45,13 @@ CONVS = {
 
 
 @pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few(monkeypatch):
     monkeypatch.setattr(row_sampling, "LEAST_ROWS", 1)
     # two examples' patches, so that there are several chunks
     monkeypatch.setattr(blocks, "_CURVATURE_ELEMENTS", 300)
 
 
-def block_of(name: str) -> Patched:
+def block_of(name):
     torch.manual_seed(0)
     model = CONVS[name]().double()
     x = torch.randn(N, 4, *(9,) * (1 if name == "line" else 2), dtype=torch.float64)
@@ -65,7 +65,7 @@ def block_of(name: str) -> Patched:
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("rows_per_dim", [None, 1.0, 3.0])
 @pytest.mark.parametrize("name", CONVS)
-def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
+def test_factors(name, rows_per_dim, sharing):
     block, found = block_of(name), list[dict[str, Tensor]]()
     whole = block.explicit()
     assert isinstance(whole, Outer)
@@ -81,12 +81,12 @@ def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
 
 @pytest.mark.parametrize("last", [None, 1, 4])
 @pytest.mark.parametrize("name", CONVS)
-def test_norms_of_examples(name: str, last: int | None) -> None:
+def test_norms_of_examples(name, last):
     block = block_of(name)
     gradients = block.explicit().per_example()
     d_out, d_in = gradients.shape[1:]
 
-    def side(d: int) -> Dense:
+    def side(d):
         root = torch.randn(d, d, dtype=torch.float64)
         root = root @ root.T / d + torch.eye(d, dtype=torch.float64)
         return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
@@ -104,7 +104,7 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
     torch.testing.assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
 
 
-def test_few_rows_take_little_memory_and_many_no_second_copy() -> None:
+def test_few_rows_take_little_memory_and_many_no_second_copy():
     model = nn.Conv2d(16, 16, 3, padding=1, bias=False)
     x = torch.randn(32, 16, 16, 16)
     block = next(

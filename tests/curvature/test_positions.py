@@ -23,20 +23,16 @@ def _few_rows(monkeypatch):
     monkeypatch.setattr(row_sampling, "LEAST_ROWS", 1)
 
 
-def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> RowSubsampler:
+def _positions(size, rows_per_dim, seed=0):
     return RowSubsampler(torch.Generator().manual_seed(seed), size, rows_per_dim)
 
 
-def _block(
-    n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False
-) -> Outer:
+def _block(n, t, d_in, d_out, groups=1, homogeneous=False):
     a, b = torch.randn(n * groups, t, d_in, dtype=F64), torch.randn(n * groups, t, d_out, dtype=F64)
     return Outer(a, b, groups, homogeneous)
 
 
-def _dense(
-    block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"
-):
+def _dense(block, held, cuts=(), mask=None, sharing="expand"):
     n = block.batch_size
     layer = LayerAccumulator(block, FactorOptions(sharing=sharing), None, held)
     edges = [0, *cuts, n]

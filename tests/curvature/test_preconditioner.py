@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 from dpkfc.curvature import (
-    KFAC,
     FeatureNoise,
     PinkNoise,
-    PreconditionerState,
 )
 from dpkfc.curvature.metric_scale import probe_norms
 from dpkfc.curvature.model_state import preserve_model
@@ -18,7 +16,7 @@ from dpkfc.linalg.sides import Dense, Identity
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, make_kfac, mlp, rules_of, token_ids
 
 
-def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
+def _norms(kfac, model, metric):
     with preserve_model(model):
         return torch.cat(
             [
@@ -28,7 +26,7 @@ def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
         )
 
 
-def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
+def _power(matrix, p):
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=1e-300).pow(p)) @ vectors.T
 
@@ -64,7 +62,7 @@ def test_the_metric_is_the_product_of_damped_roots():
         )
 
 
-def _width(built: PreconditionerState, name: str, side: str) -> int:
+def _width(built, name, side):
     return next(r["dim"] for r in built.report if r["layer"] == name and r["side"] == side)
 
 
@@ -112,7 +110,7 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
 
 
 @pytest.mark.parametrize("samples", [30, 700])
-def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples: int):
+def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples):
     """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from
     fewer and from more rows.
     """
@@ -171,7 +169,7 @@ def test_the_chunk_changes_nothing(labels):
 class _Noisy(nn.Module):
     """Dropout, a random forward pass, and a buffer that every call overwrites."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = mlp()
         self.drop = nn.Dropout(0.5)

@@ -11,11 +11,11 @@ from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.token_noise import TokenNoise
 
 
-def _stream(seed: int = 0) -> torch.Generator:
+def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def _power_slope(x: torch.Tensor) -> float:
+def _power_slope(x):
     """Least-squares slope of log power against log radial frequency, the zero frequency left
     out.
     """
@@ -67,7 +67,7 @@ def test_channels_are_correlated_as_asked(correlation):
     )
 
 
-def _rows(inputs) -> torch.Tensor:
+def _rows(inputs):
     return inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
 
 
@@ -149,12 +149,12 @@ def test_bad_values_are_named(make, message):
         make()
 
 
-def test_more_than_ten_inputs_keep_their_order() -> None:
+def test_more_than_ten_inputs_keep_their_order():
     columns = tuple(torch.full((3, 1), float(i)) for i in range(11))
     inputs, _ = PublicData(columns, provenance="here").sample(2, torch.Generator())
 
     class Sum(torch.nn.Module):
-        def forward(self, *x: torch.Tensor) -> list[float]:
+        def forward(self, *x):
             return [float(column[0]) for column in x]
 
     assert call(Sum(), inputs) == [float(i) for i in range(11)]

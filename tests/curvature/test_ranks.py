@@ -21,7 +21,7 @@ class Branches(nn.Module):
     head.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second, self.head = (
             nn.Linear(WIDTH, 6),
@@ -29,11 +29,11 @@ class Branches(nn.Module):
             nn.Linear(6, 3),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.first(x)) + self.second(x))
 
 
-def _kfac(**fields) -> KFAC:
+def _kfac(**fields):
     inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     probe = PublicData(inputs, provenance="random numbers")
     given = {
@@ -52,7 +52,7 @@ def _built(**fields):
     return _kfac(**fields).build(Branches().double(), capture, 0).metric
 
 
-def _exact(rank: int, damping: float = 0.1) -> torch.Tensor:
+def _exact(rank, damping=0.1):
     """The damped root of the input factor whose eigenvalues beyond the first `rank` are replaced by
     their mean.
     """
@@ -66,11 +66,11 @@ def _exact(rank: int, damping: float = 0.1) -> torch.Tensor:
     return (vectors * (values + damping * mean).pow(-0.5)) @ vectors.T
 
 
-def _matrix(side) -> torch.Tensor:
+def _matrix(side):
     return side.apply(torch.eye(WIDTH + 1, dtype=torch.float64))
 
 
-def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says() -> None:
+def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says():
     metric = _built(ranks={"first.A": 5})
     assert isinstance(metric["first"].input, LowRank) and metric["first"].input.vectors.shape == (
         WIDTH + 1,
@@ -82,7 +82,7 @@ def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says() -> Non
 
 
 @pytest.mark.parametrize(("ranks", "kept"), [({}, 8), ({"0.A": 20}, 20), ({"0.A": 0}, None)])
-def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, kept) -> None:
+def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, kept):
     """From 640 columns on the first eigenpairs alone are looked for; a side that keeps more needs
     more of them.
     """
@@ -109,7 +109,7 @@ def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, ke
         assert isinstance(side, LowRank) and side.vectors.shape == (651, kept)
 
 
-def test_output_sides_have_ranks_of_their_own() -> None:
+def test_output_sides_have_ranks_of_their_own():
     metric = _built(sides="both", ranks={"first.G": 2})
     assert (
         isinstance(metric["first"].output, LowRank) and metric["first"].output.vectors.shape[1] == 2
@@ -117,7 +117,7 @@ def test_output_sides_have_ranks_of_their_own() -> None:
     assert isinstance(metric["first"].input, Dense) and isinstance(metric["second"].output, Dense)
 
 
-def test_a_side_that_is_not_there_is_named_before_any_release() -> None:
+def test_a_side_that_is_not_there_is_named_before_any_release():
     with pytest.raises(ValueError, match=r"sides that the model does not have: third\.A"):
         _built(ranks={"third.A": 3})
 
@@ -126,13 +126,13 @@ def test_a_side_that_is_not_there_is_named_before_any_release() -> None:
     "wrong",
     [{"first": 3}, {"first.A": -1}, {"first.A": 2.0}, {"first.A": True}, {3: 3}, {"first.B": 3}],
 )
-def test_what_is_no_rank_of_a_side_is_refused(wrong) -> None:
+def test_what_is_no_rank_of_a_side_is_refused(wrong):
     with pytest.raises(ValueError, match="ranks maps sides, such as"):
         _kfac(ranks=wrong)
 
 
-def test_ranks_are_part_of_the_plan_and_silent_where_there_are_none() -> None:
-    def plan(kfac: KFAC):
+def test_ranks_are_part_of_the_plan_and_silent_where_there_are_none():
+    def plan(kfac):
         return PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=kfac).with_noise(
             1.0, 1e-5, 40
         )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -28,11 +27,11 @@ from dpkfc.gradients.layer_contributions import capture
 SHAPE = (2, 6, 5)
 
 
-def _stream(seed: int = 0) -> torch.Generator:
+def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
+def _model(dtype=torch.float64):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -40,9 +39,7 @@ def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
         ).to(dtype)
 
 
-def _run(
-    probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None
-) -> ProbeSpec:
+def _run(probe, size=7, chunk=3, likelihood="categorical", loss=None):
     return ProbeSpec(
         probe=probe,
         size=size,
@@ -55,11 +52,11 @@ def _run(
     )
 
 
-def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
+def _seen(model, run):
     """The inputs that the first layer has read, in the order of the probe."""
-    seen: list[torch.Tensor] = []
+    seen = []
 
-    def listening(model: nn.Module, loss):
+    def listening(model, loss):
         handle = model[0].register_forward_pre_hook(
             lambda module, args: seen.append(args[0].detach().clone())
         )
@@ -129,7 +126,7 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
         torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
     )
     assert Refined(public_data).sample(5, _stream())[1] is None
-    seen: list[torch.Tensor] = []
+    seen = []
     original = ProbeRandomness.rows
     monkeypatch.setattr(
         ProbeRandomness, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1]

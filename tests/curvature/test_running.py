@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
@@ -20,13 +19,13 @@ from tests.curvature.toys import capture, dense_matrix, mlp
 SETTINGS = [{}, {"shape": "diagonal"}, {"shape": "isotropic"}]
 
 
-def rows(n: int, d: int = 6, seed: int = 0) -> Tensor:
+def rows(n, d=6, seed=0):
     return torch.randn(
         n, d, generator=torch.Generator().manual_seed(100 * seed + n), dtype=torch.float64
     )
 
 
-def matrix_of(sums: FactorAccumulator) -> Tensor:
+def matrix_of(sums):
     found = sums.result()
     return (
         dense_matrix(found)
@@ -35,13 +34,13 @@ def matrix_of(sums: FactorAccumulator) -> Tensor:
     )
 
 
-def sums_of(n: int, settings: dict, seed: int = 0) -> FactorAccumulator:
+def sums_of(n, settings, seed=0):
     made = FactorAccumulator(6, **settings)
     made.add(rows(n, seed=seed), n)
     return made
 
 
-def _kfac(**fields) -> KFAC:
+def _kfac(**fields):
     return KFAC(
         **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 24, "chunk": 16, **fields}
     )

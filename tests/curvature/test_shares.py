@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_sums import FactorAccumulator
@@ -22,24 +21,24 @@ from tests.curvature.toys import dense_matrix
 class Member:
     """One of a team, for what needs to know no more than its place."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank, world_size):
         self.rank, self.world_size = rank, world_size
 
 
-def rows(n: int, d: int, scale: float = 1.0) -> Tensor:
+def rows(n, d, scale=1.0):
     return scale * torch.randn(
         n, d, generator=torch.Generator().manual_seed(n + d), dtype=torch.float64
     )
 
 
-def matrix_of(accumulator: FactorAccumulator) -> Tensor:
+def matrix_of(accumulator):
     found = accumulator.result()
     return dense_matrix(found) if isinstance(found, Eigen) else found.values.double()
 
 
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize(("size", "world"), [(10, 1), (10, 3), (2, 4), (64, 8)])
-def test_every_example_is_run_once_in_order(size: int, world: int, first: int):
+def test_every_example_is_run_once_in_order(size, world, first):
     parts = [
         range(size + first)[rows_of_process(Member(rank, world), size + first, first)]
         for rank in range(world)
@@ -62,9 +61,7 @@ def test_every_example_is_run_once_in_order(size: int, world: int, first: int):
     ],
 )
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-20, 1e3), (1e3, 1e-20), (0.0, 1.0), (0.0, 0.0)])
-def test_parts_of_a_factor_add_up(
-    counts: tuple[int, ...], settings: dict[str, object], scales: tuple[float, float]
-):
+def test_parts_of_a_factor_add_up(counts, settings, scales):
     pieces = [rows(n, 6, scales[i % 2]) for i, n in enumerate(counts)]
     whole, parts = (
         FactorAccumulator(6, **settings),
@@ -80,7 +77,7 @@ def test_parts_of_a_factor_add_up(
     torch.testing.assert_close(matrix_of(joined), matrix_of(whole), rtol=1e-12, atol=1e-300)
 
 
-def blocks(n: int) -> dict[str, object]:
+def blocks(n):
     ids = torch.randint(0, 5, (n, 3), generator=torch.Generator().manual_seed(n))
     return {
         "outer": Outer(rows(2 * n, 4).view(n, 2, 4), rows(2 * n, 3).view(n, 2, 3), 1, True),
@@ -90,7 +87,7 @@ def blocks(n: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", ["outer", "lookup", "elementwise"])
-def test_parts_of_a_layer_add_up(kind: str):
+def test_parts_of_a_layer_add_up(kind):
     pieces = [blocks(n)[kind] for n in (2, 5, 1)]
     whole = LayerAccumulator(pieces[0], FactorOptions())
     parts = [LayerAccumulator(piece, FactorOptions()) for piece in pieces]

@@ -8,32 +8,29 @@ import json
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.eigen import Eigen
 from dpkfc.linalg.metric import Kronecker
-from dpkfc.linalg.sides import Dense, LowRank
 from dpkfc.report.card import CardFacts, build_card, stamp
 from dpkfc.report.card_files import to_markdown
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, mlp
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return mlp().double()
 
 
-def public(classes: int = 4, n: int = 40) -> PublicData:
+def public(classes=4, n=40):
     torch.manual_seed(4)
     return PublicData(
         2 * torch.randn(n, 12), torch.randint(classes, (n,)), provenance="random rows"
     )
 
 
-def kfac(**settings: object) -> KFAC:
+def kfac(**settings):
     return KFAC(
         **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 32, "chunk": 16, **settings}
     )
@@ -42,7 +39,7 @@ def kfac(**settings: object) -> KFAC:
 # -- hybrids ---------------------------------------------------------------------------------------
 
 
-def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other() -> None:
+def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other():
     model = net()
     first, second = FeatureNoise(12), FeatureNoise(12, std=3.0)
     hybrid = kfac(probe=first, output_probe=second).factors(model, capture)
@@ -54,11 +51,11 @@ def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other() -> None:
         assert _distance(sides["input"], alone[1][name].sides["input"]) > 0.1
 
 
-def _distance(one: Eigen, other: Eigen) -> float:
+def _distance(one, other):
     return float((dense_matrix(one) - dense_matrix(other)).norm() / dense_matrix(one).norm())
 
 
-def test_a_hybrid_builds_and_describes_itself() -> None:
+def test_a_hybrid_builds_and_describes_itself():
     config = kfac(output_probe=public(), labels="given")
     description = config.describe()
     json.dumps(description)
@@ -76,11 +73,11 @@ def test_a_hybrid_builds_and_describes_itself() -> None:
 # -- the control -----------------------------------------------------------------------------------
 
 
-def eigenvalues(side: Dense | LowRank) -> Tensor:
+def eigenvalues(side):
     return torch.linalg.eigvalsh(side.apply(torch.eye(side.root.shape[0], dtype=torch.float64)))
 
 
-def test_the_random_control_has_the_spectrum_and_other_directions() -> None:
+def test_the_random_control_has_the_spectrum_and_other_directions():
     model = net()
     plain, control = (
         kfac(control=c, damping=0.01).build(model, capture, 0) for c in ("none", "random")
@@ -102,7 +99,7 @@ def test_the_random_control_has_the_spectrum_and_other_directions() -> None:
     assert not torch.allclose(*overlap)  # the spectrum is measured anew
 
 
-def test_the_control_permutes_diagonals() -> None:
+def test_the_control_permutes_diagonals():
     torch.manual_seed(0)
     model = Text().double()
     probe = PublicData(torch.randint(11, (30, 5)), provenance="ids")
@@ -120,12 +117,12 @@ def test_the_control_permutes_diagonals() -> None:
 # -- the oracle ------------------------------------------------------------------------------------
 
 
-def facts(**more: object) -> CardFacts:
+def facts(**more):
     rest = {"assumed_public": {}, "chosen_by": "nobody", "not_private": {}, "device": "cpu"}
     return CardFacts(title="t", releases=2, ledger={"releases": 2}, **{**rest, **more})
 
 
-def test_an_oracle_voids_the_guarantee_and_says_so() -> None:
+def test_an_oracle_voids_the_guarantee_and_says_so():
     torch.manual_seed(3)
     x, y = torch.randn(50, 12), torch.randint(4, (50,))
     config = kfac(probe=PrivateOracle((x, y)), labels="given")
@@ -149,7 +146,7 @@ def test_an_oracle_voids_the_guarantee_and_says_so() -> None:
         assert other.describe()["uses_private_data"] is True
 
 
-def test_an_oracle_takes_tensors_or_a_dataset_of_pairs() -> None:
+def test_an_oracle_takes_tensors_or_a_dataset_of_pairs():
     x, y = torch.arange(20.0).view(10, 2), torch.arange(10)
     whole, rows = PrivateOracle((x, y)), PrivateOracle([(x[i], int(y[i])) for i in range(10)])
     for n in (4, 15):
@@ -165,7 +162,7 @@ def test_an_oracle_takes_tensors_or_a_dataset_of_pairs() -> None:
 # -- labels ----------------------------------------------------------------------------------------
 
 
-def digest_of(metric_source: KFAC | NGD | AdaDPS) -> list[Tensor]:
+def digest_of(metric_source):
     return [
         x
         for x in metric_source.build(net(), capture, 0).state_dict().values()
@@ -176,7 +173,7 @@ def digest_of(metric_source: KFAC | NGD | AdaDPS) -> list[Tensor]:
 @pytest.mark.parametrize(
     "make", [kfac, lambda **s: NGD(lambda_safe=1.0, steps=5, **s), lambda **s: AdaDPS(**s)]
 )
-def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -> None:
+def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make):
     """Ten classes of public labels on a head of four: as if `labels="model"` had been asked for,
     and said.
     """
@@ -192,7 +189,7 @@ def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -
     assert fitting.note == "" and "note" not in fitting.state_dict()
 
 
-def test_which_labels_were_drawn_does_not_decide_what_they_are_used_for() -> None:
+def test_which_labels_were_drawn_does_not_decide_what_they_are_used_for():
     """One label in forty is out of range; a refresh that happens not to draw it must do the
     same.
     """
@@ -203,7 +200,7 @@ def test_which_labels_were_drawn_does_not_decide_what_they_are_used_for() -> Non
     assert all(config.build(net(), capture, step).note for step in range(8))
 
 
-def test_the_card_says_that_labels_were_drawn_and_where_each_factor_comes_from() -> None:
+def test_the_card_says_that_labels_were_drawn_and_where_each_factor_comes_from():
     config = kfac(probe=public(classes=10), labels="given", output_probe=FeatureNoise(12))
     built = config.build(net(), capture, 0)
     plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(
@@ -215,7 +212,7 @@ def test_the_card_says_that_labels_were_drawn_and_where_each_factor_comes_from()
     assert "output factors come from | kind FeatureNoise" in text
 
 
-def test_labels_per_position_and_images_are_compared_by_shape() -> None:
+def test_labels_per_position_and_images_are_compared_by_shape():
     torch.manual_seed(0)
     text = Text(pooled=False).double()
     ids, y = torch.randint(11, (12, 5)), torch.randint(3, (12, 5))

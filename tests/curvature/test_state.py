@@ -195,7 +195,7 @@ def test_bad_values_are_named_with_what_is_allowed(fields, message):
 
 
 class _Attention(torch.nn.Module):
-    def __init__(self, d: int = 6, second: int | None = None) -> None:
+    def __init__(self, d=6, second=None):
         super().__init__()
         self.query, self.key = torch.nn.Linear(d, d), torch.nn.Linear(d, second or d)
         self.value = torch.nn.Linear(d, d, bias=False)

@@ -26,9 +26,7 @@ PROBE = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0)
 class Tagger(nn.Module):
     """Masked attention over embedded tokens; classes for each position, or for the text."""
 
-    def __init__(
-        self, width: int = 5, classes: int = 4, pooled: bool = False, tied: bool = False
-    ) -> None:
+    def __init__(self, width=5, classes=4, pooled=False, tied=False):
         super().__init__()
         self.embedding = nn.Embedding(11, width)
         self.query, self.key, self.value = (
@@ -56,7 +54,7 @@ def _captured(layers, model, loss):
     return capture(model, layers, loss)
 
 
-def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
+def _build(model, kfac, factors=False):
     layers = find_layers(model)
     capture = partial(_captured, layers)
     rules = {layer.name: layer.rule for layer in layers}
@@ -65,14 +63,14 @@ def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
     )
 
 
-def _kfac(**fields) -> KFAC:
+def _kfac(**fields):
     uncut = {"rows_per_dim": None, "max_rank": None}
     return KFAC(
         **{"probe": PROBE, "sides": "both", "probe_size": 24, "chunk": 10, **uncut, **fields}
     )
 
 
-def _loop(model: nn.Module, kfac: KFAC, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _loop(model, kfac, name):
     """A and G of a linear layer by autograd over single, unpadded examples."""
     generator = public_generator(kfac.seed, 0)
     inputs, _ = kfac.probe.sample(kfac.probe_size, generator)
@@ -134,7 +132,7 @@ def test_bare_ids_of_a_probe_with_padding_have_a_mask_too():
 class Named(nn.Module):
     """Called as model(ids), or with two inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(11, 4), nn.Linear(4, 3)
 

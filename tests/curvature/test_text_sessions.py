@@ -4,13 +4,10 @@ and bad probes by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
@@ -54,22 +51,22 @@ MODELS = {
 class Texts(torch.utils.data.Dataset):
     """Padded texts as dictionaries."""
 
-    def __init__(self, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, batch):
         self.batch = batch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.batch["labels"])
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index):
         return {name: x[index] for name, x in self.batch.items()}
 
 
-def _texts(n: int = N) -> dict[str, Tensor]:
+def _texts(n=N):
     inputs, _ = UNIFORM.sample(n, torch.Generator().manual_seed(5))
     return {**inputs, "labels": torch.arange(n) % 3}
 
 
-def _losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def _losses(model, batch):
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     if logits.dim() == 2:
         return F.cross_entropy(logits, batch["labels"], reduction="none")
@@ -78,9 +75,7 @@ def _losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return losses.sum(1) / (targets != -100).sum(1)
 
 
-def _session(
-    model: nn.Module, preconditioner: Any, lr: float = 0.1, noise: float = 0.0, **config: Any
-) -> Session:
+def _session(model, preconditioner, lr=0.1, noise=0.0, **config):
     settings = {
         "expected_batch_size": B,
         "steps": 3,
@@ -93,7 +88,7 @@ def _session(
     return Session(plan, model, torch.optim.SGD(trained, lr), Texts(_texts()))
 
 
-def _kfac(**fields: Any) -> KFAC:
+def _kfac(**fields):
     return KFAC(
         **{"sides": "both", "probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields}
     )
@@ -131,18 +126,18 @@ def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(la
 class Odd(Probe):
     """A probe that returns what it is given."""
 
-    def __init__(self, returned: Any) -> None:
+    def __init__(self, returned):
         self.returned = returned
 
-    def sample(self, n: int, generator: torch.Generator) -> Any:
+    def sample(self, n, generator):
         return self.returned(n) if callable(self.returned) else self.returned
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         return {"source": "synthetic"}
 
 
 PAIR = TokenNoise(V, T, **ENDS, segments=2)
-BAD: dict[str, tuple[str, Any, str]] = {
+BAD = {
     "vocabulary": (
         "bert",
         TokenNoise(V + 400, T, **ENDS),

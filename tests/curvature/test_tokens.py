@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from dpkfc.curvature import TokenNoise
 
 
-def _stream(seed: int = 0) -> torch.Generator:
+def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def _text(**fields) -> TokenNoise:
+def _text(**fields):
     return TokenNoise(
         **{"vocab_size": 30, "length": 9, "cls_id": 1, "sep_id": 2, "pad_id": 0, **fields}
     )
@@ -62,7 +62,7 @@ def test_every_token_is_in_its_place(length, least, cls, sep, segments):
         )
 
 
-def _sample_tokens(probe: TokenNoise, n: int = 4000) -> torch.Tensor:
+def _sample_tokens(probe, n=4000):
     inputs, _ = probe.sample(n, _stream(3))
     ids = inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
     return torch.bincount(ids.flatten(), minlength=probe.vocab_size).double() / ids.numel()
@@ -158,10 +158,10 @@ class _Tokenizer:
         ("input_ids", "token_type_ids"),
     )
 
-    def __init__(self, before=(1,), after=(2,)) -> None:
+    def __init__(self, before=(1,), after=(2,)):
         self.before, self.after = list(before), list(after)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 30
 
     def __call__(self, text, add_special_tokens=True):

@@ -16,7 +16,7 @@ from dpkfc.tracking.tracker import Tracker
 IMAGES = torch.arange(2 * 3 * 5 * 6, dtype=torch.float32).view(2, 3, 5, 6)
 
 
-def windows(image: torch.Tensor, pad: int, mode: str, flips: bool) -> list[torch.Tensor]:
+def windows(image, pad, mode, flips):
     """All images that pad, crop and flip can make of one."""
     padded = F.pad(image.unsqueeze(0), (pad,) * 4, mode=mode)[0]
     _, height, width = image.shape
@@ -36,9 +36,7 @@ def windows(image: torch.Tensor, pad: int, mode: str, flips: bool) -> list[torch
         (random_crop(1, "constant"), 1, "constant", False),
     ],
 )
-def test_every_row_is_one_of_the_possible_windows_and_all_occur(
-    augment, pad: int, mode: str, flips: bool
-) -> None:
+def test_every_row_is_one_of_the_possible_windows_and_all_occur(augment, pad, mode, flips):
     many = IMAGES[1:].expand(600, -1, -1, -1)
     changed = augment(many)
     assert changed.shape == many.shape and changed.is_contiguous()
@@ -51,7 +49,7 @@ def test_every_row_is_one_of_the_possible_windows_and_all_occur(
 @pytest.mark.parametrize(
     "augment", [reflect_pad_crop_flip(1), random_crop(1, "constant"), horizontal_flip()]
 )
-def test_every_row_is_proved_to_be_changed_on_its_own(augment) -> None:
+def test_every_row_is_proved_to_be_changed_on_its_own(augment):
     tracker, images = Tracker(2), IMAGES.clone()
     tracker.declare_batch(images)
     with follow(tracker):
@@ -59,7 +57,7 @@ def test_every_row_is_proved_to_be_changed_on_its_own(augment) -> None:
     assert tracker.failure is None and tracker.state(changed) == BatchAxis(0)
 
 
-def test_tuples_lists_and_dicts_keep_what_is_no_image() -> None:
+def test_tuples_lists_and_dicts_keep_what_is_no_image():
     flip, labels = horizontal_flip(1.0), torch.tensor([3, 4])
     for batch in ((IMAGES, labels), [IMAGES, labels]):
         changed = flip(batch)
@@ -78,12 +76,12 @@ def test_tuples_lists_and_dicts_keep_what_is_no_image() -> None:
 @pytest.mark.parametrize(
     "batch", [torch.zeros(3, 4), (torch.zeros(2, 3, 4, 4).byte(),), {"ids": torch.zeros(2)}, "text"]
 )
-def test_no_images_are_an_error(batch: object) -> None:
+def test_no_images_are_an_error(batch):
     with pytest.raises(ValueError, match="no floating-point images"):
         reflect_pad_crop_flip()(batch)
 
 
-def test_bad_settings() -> None:
+def test_bad_settings():
     for make, message in (
         (lambda: reflect_pad_crop_flip(0), "pad must be an integer >= 1"),
         (lambda: random_crop(1.5), "pad must be an integer >= 1"),

@@ -7,13 +7,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc import PrivacyConfig
 from dpkfc.curvature import (
     KFAC,
     Preconditioner,
-    PreconditionerState,
     PublicData,
 )
 from dpkfc.data.duplicates import check_disjoint, shared_rows
@@ -24,7 +22,7 @@ X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
 
 
-def test_equal_rows_are_found_in_every_form() -> None:
+def test_equal_rows_are_found_in_every_form():
     public = torch.cat([torch.randn(3, 2, 3), X[[4, 9]]])
     expected = [(3, 4), (4, 9)]
     forms = [
@@ -42,7 +40,7 @@ def test_equal_rows_are_found_in_every_form() -> None:
     assert shared_rows(X[:4], X[4:]) == []
 
 
-def test_tokens_are_compared_without_their_labels() -> None:
+def test_tokens_are_compared_without_their_labels():
     ids, mask = torch.randint(0, 50, (6, 4)), torch.ones(6, 4, dtype=torch.long)
     public = {"input_ids": ids[2:3], "attention_mask": mask[2:3], "labels": torch.tensor([9])}
     rows = [
@@ -54,14 +52,14 @@ def test_tokens_are_compared_without_their_labels() -> None:
     assert shared_rows([{"text": "a b"}], [{"text": "a"}, {"text": "a b"}]) == [(0, 1)]
 
 
-def test_a_column_of_lists_is_compared_whole() -> None:
+def test_a_column_of_lists_is_compared_whole():
     """Rows of an object array are inputs, and no pairs of an input and a label."""
     rows = np.empty(2, dtype=object)
     rows[:] = [[101, 5, 6], [101, 7]]
     assert shared_rows(rows, [([101, 5, 6], 0), ([101, 8], 1)]) == [(0, 0)]
 
 
-def test_shared_rows_are_refused_by_name() -> None:
+def test_shared_rows_are_refused_by_name():
     check_disjoint(X[:5], (X[5:], Y[5:]))
     with pytest.raises(ValueError, match=r"share 8 rows \(public rows 0, 1, 2, 3, 4, …\)"):
         check_disjoint(X[:8], (X, Y))
@@ -72,24 +70,24 @@ def test_shared_rows_are_refused_by_name() -> None:
 class Derived(Preconditioner):
     """A preconditioner of a user, with its probe in a property or wherever."""
 
-    def __init__(self, probe: object) -> None:
+    def __init__(self, probe):
         self._inner = probe
 
     @property
-    def probe(self) -> object:
+    def probe(self):
         return self._inner
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step):
         return step == 0
 
-    def describe(self) -> dict[str, object]:
+    def describe(self):
         return {"name": "derived"}
 
-    def build(self, *args: object, **more: object) -> PreconditionerState:
+    def build(self, *args, **more):
         raise NotImplementedError
 
 
-def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
+def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own():
     class Duck:
         inputs = torch.randn(20, 3)
 
@@ -99,11 +97,11 @@ def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
         PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=Derived(Duck()))
 
 
-def test_no_training_tells_whether_a_public_row_is_private() -> None:
+def test_no_training_tells_whether_a_public_row_is_private():
     assert train_beside_public_rows(shared=False) == train_beside_public_rows(shared=True)
 
 
-def train_beside_public_rows(*, shared: bool) -> list[str]:
+def train_beside_public_rows(*, shared):
     """Train with a session and an engine; return their warnings."""
     rows = X.flatten(1)
     public = rows[:2].clone() if shared else torch.randn(2, 6)
@@ -131,10 +129,10 @@ def train_beside_public_rows(*, shared: bool) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, batch):
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def test_minus_zero_and_shape() -> None:
+def test_minus_zero_and_shape():
     assert shared_rows(torch.tensor([[-0.0, 1.0]]), torch.tensor([[0.0, 1.0]])) == [(0, 0)]
     assert shared_rows(torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)) == []

@@ -20,10 +20,10 @@ ROWS = [(torch.randn(3), i % 2) for i in range(10)]
 
 
 class Wrapped(Dataset):
-    def __init__(self, held) -> None:
+    def __init__(self, held):
         self.held = held
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.held)
 
     def __getitem__(self, i):
@@ -31,7 +31,7 @@ class Wrapped(Dataset):
 
 
 class Chosen(Wrapped):
-    def __init__(self, dataset, indices) -> None:
+    def __init__(self, dataset, indices):
         super().__init__(indices)
         self.dataset, self.indices = dataset, indices
 
@@ -60,7 +60,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_repeats_are_refused(name: str) -> None:
+def test_repeats_are_refused(name):
     dataset, repeated = REPEATED[name]
     with pytest.raises(
         ValueError, match=f"^{repeated} records occur more than once in the dataset"
@@ -90,11 +90,11 @@ def test_repeats_are_refused(name: str) -> None:
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_records_that_stand_there_once_are_taken(dataset) -> None:
+def test_records_that_stand_there_once_are_taken(dataset):
     check_once(dataset)
 
 
-def test_a_plan_that_protects_the_original_record_takes_repeats() -> None:
+def test_a_plan_that_protects_the_original_record_takes_repeats():
     model, repeated = torch.nn.Linear(3, 2), Subset(RECORDS, [*range(10), 7, 7])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     settings = {"expected_batch_size": 4, "steps": 2}
@@ -116,7 +116,7 @@ def test_a_plan_that_protects_the_original_record_takes_repeats() -> None:
         (TABLE.select(range(3, 6)), TABLE.select([5, 0])),
     ],
 )
-def test_what_is_evaluated_on_holds_no_private_record(held_out, private) -> None:
+def test_what_is_evaluated_on_holds_no_private_record(held_out, private):
     with pytest.raises(ValueError, match="^the test set holds records of the train_dataset"):
         check_held_out(held_out, private, "the test set")
 
@@ -136,5 +136,5 @@ def test_what_is_evaluated_on_holds_no_private_record(held_out, private) -> None
     ],
     ids=range(8),
 )
-def test_other_records_are_taken(held_out, private) -> None:
+def test_other_records_are_taken(held_out, private):
     check_held_out(held_out, private, "the test set")

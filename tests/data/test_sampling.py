@@ -22,7 +22,7 @@ from dpkfc.privacy.rng import SamplingStream
 N, RATE, STEPS, ALPHA = 200, 0.05, 2000, 1e-4
 
 
-def draws(sampler, stream=None, steps=STEPS) -> np.ndarray:
+def draws(sampler, stream=None, steps=STEPS):
     """Membership of every example in every batch, `[steps, N]`."""
     stream = stream or SamplingStream.repeatable(11)
     member = np.zeros((steps, sampler.dataset_size), dtype=bool)
@@ -43,7 +43,7 @@ def test_shuffle_is_a_partition_of_each_epoch():
 RATES = [0.02, 0.3, 0.45, 0.7, 0.97]
 
 
-def compute_p_values(rate: float, steps: int = 2000) -> dict[str, float]:
+def compute_p_values(rate, steps=2000):
     """Chi-square tests of sizes, of examples, of pairs at small distances, and of gaps."""
     n = 400
     generator = SamplingStream.repeatable(5).generator(3)
@@ -75,7 +75,7 @@ def compute_p_values(rate: float, steps: int = 2000) -> dict[str, float]:
     return values
 
 
-def fit(found: np.ndarray, values: np.ndarray, law: np.ndarray) -> float:
+def fit(found, values, law):
     """p of a chi-square test with at least 20 expected in a class, rare values together."""
     counts = np.array([(found == value).sum() for value in values], dtype=float)
     expected = law * len(found)
@@ -89,7 +89,7 @@ def fit(found: np.ndarray, values: np.ndarray, law: np.ndarray) -> float:
     return float(stats.chi2(max(1, wanted.size - 1)).sf(statistic))
 
 
-def two_sided(law, value: float) -> float:
+def two_sided(law, value):
     return float(2 * min(law.cdf(value), law.sf(value)))
 
 
@@ -142,13 +142,13 @@ def test_the_cost_of_a_batch_does_not_depend_on_the_examples(monkeypatch):
 class Made(torch.utils.data.Dataset):
     """A thousand million records that are made when they are read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.read = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 10**9
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index):
         self.read += 1
         generator = torch.Generator().manual_seed(index)
         return torch.randn(3, generator=generator), torch.randn(1, generator=generator)

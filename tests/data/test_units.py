@@ -84,7 +84,7 @@ def test_ids_that_numpy_would_change_stay_apart(ids):
 
 
 @pytest.mark.parametrize("kind", ["string", "Int64", "object"])
-def test_a_missing_id_of_pandas_is_named(kind: str):
+def test_a_missing_id_of_pandas_is_named(kind):
     pandas = pytest.importorskip("pandas")
     column = pandas.Series(
         [1, 2, pandas.NA] if kind == "Int64" else ["a", "b", pandas.NA], dtype=kind

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoi
 from dpkfc.session import Session
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import Tracker
-from tests.gradients.cases import CASES, Case, build, loss_fn, reader
+from tests.gradients.cases import CASES, build, loss_fn, reader
 from tests.recording import Heard
 from tests.test_session import N, data, net, plan, session, train, weights
 
@@ -31,7 +29,7 @@ K = 3
 Batch = tuple[Tensor, Tensor]
 
 
-def noisy(batch: Batch) -> Batch:
+def noisy(batch):
     """Every row changed at random on its own."""
     x, y = batch
     if x.is_floating_point():
@@ -39,7 +37,7 @@ def noisy(batch: Batch) -> Batch:
     return torch.where(torch.rand(x.shape) < 0.5, x, torch.randint_like(x, 5)), y
 
 
-def numbered(batch: Batch) -> Batch:
+def numbered(batch):
     """View k of an example is the example times 1 + k/10: what it is does not depend on the cut
     into micro-batches.
     """
@@ -48,7 +46,7 @@ def numbered(batch: Batch) -> Batch:
     return x * factors.to(x).view(-1, *[1] * (x.dim() - 1)), y
 
 
-def gradients(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
+def gradients(model, losses):
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
     return {
@@ -57,12 +55,12 @@ def gradients(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
     }
 
 
-def norm(grads: dict[str, Tensor]) -> float:
+def norm(grads):
     return float(torch.sqrt(sum(g.square().sum() for g in grads.values())))
 
 
 @pytest.fixture
-def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def views_by_place(monkeypatch):
     """Let an augmentation change a row by its place, so that the views of two runs can be
     compared.
     """
@@ -71,21 +69,21 @@ def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
+def test_the_mean_over_views_is_clipped_once(case):
     """For every kind of layer: the K gradients are averaged before the clip."""
     model, (x, y) = build(case, n=5)
     made = Heard()
     parts = layout(range(5), 7, None, "mean", K)
     assert [len(part.records) for part in parts] == [6, 6, 3]
 
-    def augment(batch: Batch) -> Batch:
+    def augment(batch):
         changed = noisy(batch)
         made.append(changed)
         return changed
 
     micro_batches = [((x[part.records], y[part.records]), part) for part in parts]
     layers = find_layers(model)
-    args: dict[str, Any] = {"loss_fn": loss_fn, "micro_batches": micro_batches}
+    args = {"loss_fn": loss_fn, "micro_batches": micro_batches}
     args["one_record"] = reader((x, y))
     means = []
     clipped_sum(model, layers, {}, Clip(1e9), augment=augment, **args)
@@ -99,7 +97,7 @@ def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
     for _, (views, labels) in seen:
         made.append((views.clone(), labels.clone()))
 
-    def replayed(batch: Batch) -> Batch:
+    def replayed(batch):
         """The same views again, each row computed from its own."""
         return batch[0] * 0 + (views := made.pop(0))[0], batch[1] * 0 + views[1]
 
@@ -116,10 +114,10 @@ def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
 
 @pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("bound", [K, 7, "auto"])
-def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
+def test_micro_batches_count_views_and_change_nothing(bound):
     made = Heard()
 
-    def counted(batch: Batch) -> Batch:
+    def counted(batch):
         made.append(len(batch[0]))
         return numbered(batch)
 
@@ -142,10 +140,10 @@ def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
 
 @pytest.mark.usefixtures("views_by_place")
 @pytest.mark.parametrize("bound", [None, 6])
-def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None) -> None:
+def test_a_patient_with_several_records_and_views_has_one_clip(bound):
     counts, (x, y) = (3, 1, 2), data()
     owners = np.repeat(np.arange(3), counts)
-    settings: dict[str, Any] = {
+    settings = {
         "unit": "patient",
         "max_records_per_unit": 2 if bound else 3,
         "augmentations": K,
@@ -176,7 +174,7 @@ def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None
         )
 
 
-def released(x: Tensor, y: Tensor, **settings: Any) -> Tensor:
+def released(x, y, **settings):
     """The clipped sum of one step over all of these examples."""
     p = PrivacyConfig(
         expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings
@@ -191,7 +189,7 @@ def released(x: Tensor, y: Tensor, **settings: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("views", [1, 4])
-def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views: int) -> None:
+def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views):
     x, y = data(6)
     x[0] *= 40
     moved = released(x, y, augmentations=views) - released(x[1:], y[1:], augmentations=views)
@@ -201,19 +199,19 @@ def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views: 
 OWN = np.random.default_rng(0)
 
 
-def mixup_with_its_own_generator(batch: Batch) -> Batch:
+def mixup_with_its_own_generator(batch):
     share = float(OWN.beta(0.4, 0.4))
     return share * batch[0] + (1 - share) * batch[0].roll(1, 0), batch[1]
 
 
-def mixed_labels(batch: Batch) -> Batch:
+def mixed_labels(batch):
     return batch[0], batch[1].roll(1, 0)
 
 
 @pytest.mark.parametrize("augment", [mixup_with_its_own_generator, mixed_labels])
 def test_mixing_examples_is_refused_before_anything_is_spent(
-    augment: Callable[[Batch], Batch],
-) -> None:
+    augment,
+):
     with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
         with pytest.raises(ValueError, match="augment mixes the rows of a batch"):
             train(s)
@@ -223,10 +221,10 @@ def test_mixing_examples_is_refused_before_anything_is_spent(
 class Remembers:
     """An augment that keeps something of the batches it has seen."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how):
         self.how, self.held = how, None
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch):
         x = batch[0]
         if self.how == "swallows":
             x = x.nan_to_num()
@@ -243,10 +241,10 @@ class Remembers:
 
 @pytest.mark.parametrize("how", ["first", "running", "swallows"])
 @pytest.mark.parametrize("noise", [False, True])
-def test_an_augment_that_remembers_other_batches_is_refused(how: str, noise: bool) -> None:
+def test_an_augment_that_remembers_other_batches_is_refused(how, noise):
     memory = Remembers(how)
 
-    def augment(batch: Batch) -> Batch:
+    def augment(batch):
         return memory(noisy(batch) if noise else batch)
 
     with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
@@ -255,13 +253,13 @@ def test_an_augment_that_remembers_other_batches_is_refused(how: str, noise: boo
         assert s.ledger.count == 0
 
 
-def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time() -> None:
+def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time():
     """What it does to a batch cannot be followed; of a batch of one, no other example is in
     reach.
     """
     sizes = Heard()
 
-    def swapped(batch: Batch) -> Batch:
+    def swapped(batch):
         sizes.append(len(batch[0]))
         return torch.from_numpy(OWN.permuted(batch[0].numpy(), axis=1)), batch[1]
 
@@ -277,8 +275,8 @@ def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time() -> N
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_another_number_of_rows_is_refused(verify: bool) -> None:
-    def doubled(batch: Batch) -> Batch:
+def test_another_number_of_rows_is_refused(verify):
+    def doubled(batch):
         return torch.cat([batch[0], batch[0]]), torch.cat([batch[1], batch[1]])
 
     with session(plan(1.0), net(), augment=doubled, verify=verify) as s:
@@ -289,15 +287,15 @@ def test_another_number_of_rows_is_refused(verify: bool) -> None:
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, True])
-def test_less_than_one_view_is_refused(k: object) -> None:
+def test_less_than_one_view_is_refused(k):
     with pytest.raises(ValueError, match="augmentations must be an integer >= 1"):
         plan(augmentations=k)
 
 
 @pytest.mark.parametrize("operation", [None, Unknown("test", "as if nothing were proved")])
 def test_dropout_draws_for_every_view_and_both_points_see_the_same(
-    operation: Unknown | None,
-) -> None:
+    operation,
+):
     """Two points of a filter: views and dropout masks of the second are those of the first.
 
     The random numbers are new in every run: in rows this wide no two masks leave out all numbers,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.session import Session
 from tests.test_session import data, net, plan, train
@@ -15,41 +13,41 @@ from tests.test_session import data, net, plan, train
 class LowRank(nn.Module):
     """An adapter as peft adds it: the wrapped layer is frozen, B starts at zero."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base):
         super().__init__()
         self.base, self.a = base.requires_grad_(False), nn.Linear(base.in_features, 2, bias=False)
         self.b = nn.Linear(2, base.out_features, bias=False)
         nn.init.zeros_(self.b.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.b(self.a(x))
 
 
-def adapted(model: nn.Module) -> None:
+def adapted(model):
     model[0] = LowRank(model[0]).double()
 
 
-def another_head(model: nn.Module) -> None:
+def another_head(model):
     model.append(nn.Linear(3, 3).double())
 
 
-def unfrozen(model: nn.Module) -> None:
+def unfrozen(model):
     model[0].requires_grad_(True)
 
 
-def frozen(model: nn.Module) -> None:
+def frozen(model):
     model[2].requires_grad_(False)
 
 
-def removed(model: nn.Module) -> None:
+def removed(model):
     model[2] = nn.Identity()
 
 
-def replaced(model: nn.Module) -> None:
+def replaced(model):
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
 
 
-def cast(model: nn.Module) -> None:
+def cast(model):
     model[2] = model[2].to(torch.float64)  # nothing changes, nothing is said
     model[2].weight = nn.Parameter(model[2].weight.float())
 
@@ -67,9 +65,7 @@ def cast(model: nn.Module) -> None:
     ],
 )
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_changed_model_is_refused_by_name_before_a_release(
-    change: Callable[[nn.Module], None], message: str, after: int
-) -> None:
+def test_a_changed_model_is_refused_by_name_before_a_release(change, message, after):
     model = net()
     if change is unfrozen:
         model[0].requires_grad_(False)

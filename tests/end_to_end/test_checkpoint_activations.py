@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dpkfc.config import PrivacyConfig
@@ -17,7 +17,7 @@ N, D = 3, 4
 class Block(nn.Module):
     """Every kind of rule in one residual block."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout):
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, D)
         self.attention, self.reader = (
@@ -26,34 +26,34 @@ class Block(nn.Module):
         )
         self.gain, self.dropout = nn.Parameter(torch.ones(D)), nn.Dropout(dropout)
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mixed(self, x):
         x = x + self.dropout(self.down(torch.relu_(self.norm(self.up(x)))))
         return self.reader(x + self.attention(x, x, x, need_weights=False)[0])[0]
 
 
 class Called(Block):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout):
         super().__init__(dropout)
         self.gain.requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.mixed(x)
 
 
 class Deep(nn.Module):
     def __init__(
         self,
-        block: type[Block],
-        reentrant: bool | None,
+        block,
+        reentrant,
         *,
-        dropout: float = 0.0,
-        first: bool = True,
-    ) -> None:
+        dropout=0.0,
+        first=True,
+    ):
         super().__init__()
         self.table, self.head = nn.Linear(3, D).requires_grad_(first), nn.Linear(D, 2)
         self.blocks, self.reentrant = nn.ModuleList([block(dropout), block(dropout)]), reentrant
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.table(x)
         for block in self.blocks:
             x = (
@@ -64,7 +64,7 @@ class Deep(nn.Module):
         return self.head(x).mean(1)
 
 
-def test_dropout_inside_a_checkpoint_draws_the_same_numbers() -> None:
+def test_dropout_inside_a_checkpoint_draws_the_same_numbers():
     found = []
     for reentrant in (None, False):
         torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_dropout_inside_a_checkpoint_draws_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_reentrant_checkpoints_are_refused_with_the_fix(first: bool) -> None:
+def test_reentrant_checkpoints_are_refused_with_the_fix(first):
     model = Deep(Called, True, first=first).double()
     with pytest.raises(
         ValueError, match=r"layer 'blocks.0.up'.*use_reentrant=False.*gradient_checkpointing_kwargs"
@@ -90,7 +90,7 @@ def test_reentrant_checkpoints_are_refused_with_the_fix(first: bool) -> None:
 class TrainingOnly(Deep):
     """Checkpointed in training mode only, as the models of transformers are."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         kept, self.reentrant = self.reentrant, self.reentrant if self.training else None
         try:
             return super().forward(x)
@@ -100,7 +100,7 @@ class TrainingOnly(Deep):
 
 @pytest.mark.quick("True")
 @pytest.mark.parametrize("reentrant", [None, False, True])
-def test_a_session_with_checkpoints(reentrant: bool | None) -> None:
+def test_a_session_with_checkpoints(reentrant):
     """Verification runs in eval mode, where these checkpoints are off; a reentrant one is refused
     before a release.
     """

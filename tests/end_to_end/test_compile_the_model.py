@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,10 +32,10 @@ class Counting:
     they were made for.
     """
 
-    def __init__(self) -> None:
-        self.graphs: Counter[int] = Counter()
+    def __init__(self):
+        self.graphs = Counter()
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def __call__(self, graph, inputs):
         self.graphs[
             next((int(x.shape[0]) for x in inputs if isinstance(x, Tensor) and x.dim()), 0)
         ] += 1
@@ -43,7 +43,7 @@ class Counting:
 
 
 @pytest.fixture
-def backend() -> Iterator[Counting]:
+def backend():
     torch._dynamo.reset()
     yield Counting()
     torch._dynamo.reset()
@@ -52,21 +52,21 @@ def backend() -> Iterator[Counting]:
 class Gate(nn.Module):
     """Nothing trainable, and more than one operation."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(x) * torch.sigmoid(x) + x
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.gate, self.norm = nn.Linear(8, 8), Gate(), nn.LayerNorm(8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.norm(self.gate(self.up(x)))
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.block, self.drop, self.head = (
             nn.Linear(6, 8),
@@ -75,18 +75,16 @@ class Net(nn.Module):
             nn.Linear(8, 3),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.drop(self.block(self.first(x))))
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return Net().double()
 
 
-def run(
-    change: Change | None = None, loss: Any = loss_fn, verify: bool = True, **settings: Any
-) -> Tensor:
+def run(change=None, loss=loss_fn, verify=True, **settings):
     """Weights after the noisy steps of a plan in test mode, of a model that was changed before the
     session.
     """
@@ -107,22 +105,22 @@ def run(
 class Owning(nn.Module):
     """Holds a parameter itself, so that the whole module is run again for single examples."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gain, self.gate = nn.Parameter(torch.ones(8)), Gate()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.gate(x) * self.gain
 
 
 # -- models and parts ------------------------------------------------------------------------------
 
 
-def forward(model: nn.Module, backend: Counting) -> None:
+def forward(model, backend):
     model.block.forward = torch.compile(model.block.forward, backend=backend)
 
 
-def child(model: nn.Module, backend: Counting) -> None:
+def child(model, backend):
     model.block = torch.compile(model.block, backend=backend)
 
 
@@ -138,12 +136,10 @@ PARTS = {
 @pytest.mark.quick("*new")
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "with graphs from before"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-def test_a_compiled_part_trains_as_it_does_uncompiled(
-    backend: Counting, change: Callable[..., Any], seen: bool
-) -> None:
+def test_a_compiled_part_trains_as_it_does_uncompiled(backend, change, seen):
     """A graph from before the session holds no hook, so it must not run either."""
 
-    def compiled(model: nn.Module) -> None:
+    def compiled(model):
         change(model, backend)
         if seen:
             for n in (1, 2, 6, 12):
@@ -153,7 +149,7 @@ def test_a_compiled_part_trains_as_it_does_uncompiled(
     assert torch.equal(run(compiled, steps=2), run(steps=2))
 
 
-def test_a_compiled_model(backend: Counting) -> None:
+def test_a_compiled_model(backend):
     found = []
     for compiled in (False, True):
         model = net()
@@ -172,7 +168,7 @@ def test_a_compiled_model(backend: Counting) -> None:
 
 
 @pytest.mark.parametrize("part", ["a part", "the model"])
-def test_in_an_opacus_script(backend: Counting, part: str) -> None:
+def test_in_an_opacus_script(backend, part):
     found = []
     for compiled in (False, True):
         model = opacus_cases.mlp()
@@ -186,7 +182,7 @@ def test_in_an_opacus_script(backend: Counting, part: str) -> None:
     assert torch.equal(*found)
 
 
-def test_a_model_that_is_compiled_between_two_steps(backend: Counting) -> None:
+def test_a_model_that_is_compiled_between_two_steps(backend):
     found = []
     for compiled in (False, True):
         model = net()
@@ -206,17 +202,17 @@ def test_a_model_that_is_compiled_between_two_steps(backend: Counting) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"fullgraph": True}], ids=str)
-def test_a_compiled_loss_function(backend: Counting, options: dict[str, bool]) -> None:
+def test_a_compiled_loss_function(backend, options):
     assert torch.equal(
         run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2)
     )
 
 
-def through_a_function(backend: Any, part: str) -> Any:
+def through_a_function(backend, part):
     """A loss in which one module is called by a compiled function."""
     call = torch.compile(lambda module, x: module(x), backend=backend, dynamic=False)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         x = model.first(batch[0])
         x = call(model.block, x) if part == "block" else model.block(x)
         x = model.drop(x)
@@ -230,16 +226,14 @@ def through_a_function(backend: Any, part: str) -> Any:
 @pytest.mark.quick("head-True", "block-False")
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("part", ["head", "block"])
-def test_a_graph_from_before_the_session_does_not_run(
-    backend: Counting, part: str, verify: bool
-) -> None:
+def test_a_graph_from_before_the_session_does_not_run(backend, part, verify):
     loss = through_a_function(backend, part)
 
-    def owning(model: nn.Module) -> None:
+    def owning(model):
         if part == "block":
             model.block = Owning().double()
 
-    def used(model: nn.Module) -> None:
+    def used(model):
         owning(model)
         with torch._dynamo.config.patch(recompile_limit=64), torch.compiler.set_stance("default"):
             for training in (False, True):
@@ -255,7 +249,7 @@ def test_a_graph_from_before_the_session_does_not_run(
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) -> None:
+def test_passes_that_end_out_of_order_leave_compilation_on(backend):
     model = net()
     child(model, backend)
     with torch.compiler.set_stance("default"):
@@ -302,7 +296,7 @@ except RuntimeError as error:
 """
 
 
-def test_training_leaves_the_compiler_out_and_refuses_one_that_comes_late() -> None:
+def test_training_leaves_the_compiler_out_and_refuses_one_that_comes_late():
     done = subprocess.run([sys.executable, "-c", TRAIN], text=True, capture_output=True, check=True)
     found, message = done.stdout.splitlines()
     assert found == "False"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
@@ -19,10 +17,10 @@ N = 30
 class Sentences(torch.utils.data.Dataset):
     """Dicts, as tokenizers make them: sentences of 1 to 6 tokens."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
+    def __getitem__(self, i):
         generator = torch.Generator().manual_seed(i)
         return {
             "ids": torch.randint(1, 9, (1 + i % 6,), generator=generator),
@@ -31,7 +29,7 @@ class Sentences(torch.utils.data.Dataset):
         }
 
 
-def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def collate(rows):
     """Padded to the longest of the batch; it must never see an empty list."""
     assert rows
     ids = nn.utils.rnn.pad_sequence([row["ids"] for row in rows], batch_first=True)
@@ -42,7 +40,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+def loss_fn(model, batch):
     assert len(batch["texts"]) == len(batch["ids"]) > 0
     scores = model(batch["ids"])
     return F.cross_entropy(scores, batch["labels"], reduction="none")
@@ -52,9 +50,7 @@ def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize(
     "settings", [{}, {"max_physical_batch_size": 1}, {"pad_to_multiple": 4}, {"sampler": "fixed"}]
 )
-def test_empty_and_single_batches_are_releases_like_any_other(
-    workers: int, settings: dict[str, object]
-) -> None:
+def test_empty_and_single_batches_are_releases_like_any_other(workers, settings):
     if workers and settings:
         pytest.skip("one combination with workers is enough")
     torch.manual_seed(0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import PrivacyConfig, Session, rng_state
@@ -23,30 +22,28 @@ from tests.test_session import loss_fn, weights
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
 
-def seeded(seed: int = 42) -> None:
+def seeded(seed=42):
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
 
 
-def net(p: float = 0.5) -> nn.Module:
+def net(p=0.5):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(p), nn.Linear(16, 3))
 
 
-def jitter(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def jitter(batch):
     return batch[0] + torch.from_numpy(
         np.random.randn(*batch[0].shape)
     ).float() + random.random(), batch[1]
 
 
-def one_record(index: int) -> tuple[Tensor, Tensor]:
+def one_record(index):
     return X[index : index + 1], Y[index : index + 1]
 
 
-def summed(
-    p: float = 0.0, augment: Callable[[object], object] | None = None, *, repeatable: bool = False
-) -> Tensor:
+def summed(p=0.0, augment=None, *, repeatable=False):
     model = net(p).train()
     (rows,) = layout(np.arange(40), None)
     seeded()
@@ -73,13 +70,11 @@ def test_a_seed_does_not_repeat_them(settings):
 
 
 @pytest.mark.parametrize("devices", [True, False])
-def test_new_numbers_reach_every_generator_that_there_is(
-    monkeypatch: pytest.MonkeyPatch, devices: bool
-):
+def test_new_numbers_reach_every_generator_that_there_is(monkeypatch, devices):
     """Devices are seeded where there are any; where there are none that took longer than the rest
     of a small step.
     """
-    everywhere: list[int] = []
+    everywhere = []
     monkeypatch.setattr(rng_state, "_devices", lambda: devices)
     monkeypatch.setattr(
         torch,
@@ -122,7 +117,7 @@ def test_the_generators_go_on_where_they_were():
 def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
     seen = Heard()
 
-    def watched(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def watched(model, batch):
         seen.append(float(torch.rand(())))
         return loss_fn(model, batch)
 
@@ -142,7 +137,7 @@ def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_script_in_the_shape_of_opacus(workers: int):
+def test_a_script_in_the_shape_of_opacus(workers):
     found = []
     for _ in range(2):
         model = net()
@@ -169,7 +164,7 @@ def test_a_script_in_the_shape_of_opacus(workers: int):
     assert found[0][1] != found[1][1]
 
 
-def noisy(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def noisy(rows):
     """A collate function with random numbers of torch alone: what it hands out tells them."""
     y = torch.stack([row[1] for row in rows])
     return y.unsqueeze(1) + torch.rand(len(rows), 6), y

@@ -14,11 +14,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -91,7 +89,7 @@ class Installed:
     folder: Path
     commands: subprocess.Popen[str]
 
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *words):
         """Run `dpkfc` of the wheel in the user's folder."""
         streams = [self.folder / name for name in ("stdout", "stderr")]
         assert self.commands.stdin is not None and self.commands.stdout is not None
@@ -100,18 +98,18 @@ class Installed:
         code = int(self.commands.stdout.readline())
         return subprocess.CompletedProcess(words, code, *(x.read_text("utf-8") for x in streams))
 
-    def succeed(self, *words: str) -> str:
+    def succeed(self, *words):
         """Run `dpkfc`, which must succeed, and return what it printed."""
         done = self.call(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def train(self, *words: str, out: str) -> Path:
+    def train(self, *words, out):
         """Train, and return the run folder, which must hold a model and a card."""
         self.succeed("train", *words, *FLAGS, "--out", out)
         return self.check(out)
 
-    def check(self, out: str) -> Path:
+    def check(self, out):
         """Return the run folder, which must hold a model and a card."""
         run = self.folder / out
         assert (run / "model.safetensors").is_file() and (run / "privacy_card.md").is_file()
@@ -119,13 +117,13 @@ class Installed:
         assert sum("purpose" not in release for release in releases) == QUICK["steps"]
         return run
 
-    def predict(self, run: str, data: str) -> list[dict[str, str]]:
+    def predict(self, run, data):
         """Predict, and return the rows of the file of predictions."""
         self.succeed("predict", run, "--data", data, "--out", f"{run}.csv")
         with (self.folder / f"{run}.csv").open(encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
-    def refuse(self, *words: str) -> str:
+    def refuse(self, *words):
         """Run `dpkfc`, which must fail, and return the one line that says why."""
         done = self.call(*words)
         assert done.returncode == 2, done.stdout + done.stderr
@@ -134,20 +132,20 @@ class Installed:
         return lines[0]
 
 
-def _run(*words: str | Path, **options: Any) -> str:
+def _run(*words, **options):
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def _environment() -> dict[str, str]:
+def _environment():
     """What a command of a user finds: nothing of the checkout."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "DPKFC_DATA")
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def installed(tmp_path_factory):
     """Build the wheel from a copy of the source, and install it beside the libraries. No network.
 
     Libraries are links to those of the running interpreter.
@@ -191,7 +189,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         commands.stdin.close()
 
 
-def test_a_csv_file_with_missing_values_leads_to_predictions(installed: Installed):
+def test_a_csv_file_with_missing_values_leads_to_predictions(installed):
     write_patients(installed.folder)
     words = ("train", "--data", "patients.csv", "--schema", "patients.toml", "--out", "csv")
     _run(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder, env=_environment())
@@ -206,7 +204,7 @@ def test_a_csv_file_with_missing_values_leads_to_predictions(installed: Installe
     assert "patients.csv" in (installed.folder / "page.html").read_text("utf-8")
 
 
-def test_a_parquet_file_leads_to_predictions(installed: Installed):
+def test_a_parquet_file_leads_to_predictions(installed):
     _, schema = write_patients(installed.folder)
     columns = dict(zip(HEADER, map(list, zip(*patients(), strict=True)), strict=True))
     columns["age"] = [age if isinstance(age, int) else None for age in columns["age"]]
@@ -215,7 +213,7 @@ def test_a_parquet_file_leads_to_predictions(installed: Installed):
     assert installed.predict("parquet", "patients.parquet")[0].keys() >= {"p(no)", "p(yes)"}
 
 
-def test_a_folder_of_images_leads_to_predictions(installed: Installed):
+def test_a_folder_of_images_leads_to_predictions(installed):
     folder = write_images(installed.folder / "pets")
     broken = folder / "cat" / "0.png"
     broken.write_bytes(broken.read_bytes()[:40])
@@ -230,14 +228,14 @@ def test_a_folder_of_images_leads_to_predictions(installed: Installed):
     assert len(names) == 59 and "cat/0.png" not in names
 
 
-def test_a_file_of_texts_with_an_empty_line_leads_to_predictions(installed: Installed):
+def test_a_file_of_texts_with_an_empty_line_leads_to_predictions(installed):
     write_texts(installed.folder / "notes.jsonl")
     (installed.folder / "notes.toml").write_text(TEXT_SCHEMA, "utf-8")
     installed.train("--data", "notes.jsonl", "--schema", "notes.toml", out="texts")
     assert [row["record"] for row in installed.predict("texts", "notes.jsonl")][2:4] == ["3", "5"]
 
 
-def test_a_mistake_in_a_task_is_one_line_and_spends_nothing(installed: Installed):
+def test_a_mistake_in_a_task_is_one_line_and_spends_nothing(installed):
     (installed.folder / "my_task.py").write_text(TASK, "utf-8")
     line = installed.refuse("train", "--task", "my_task:make", *FLAGS, "--out", "mistake")
     assert "AttributeError: 'Tensor' object has no attribute 'missing' (line 6 of" in line

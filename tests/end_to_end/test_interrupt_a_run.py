@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.opacus import BatchMemoryManager
@@ -28,25 +25,25 @@ from tests.recording import Heard
 from tests.test_session import data, kfac, loss_fn, plan, weights
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3)).double()
     model.register_buffer("kept", torch.arange(3.0))
     return model
 
 
-def opened(model: nn.Module, **settings: Any) -> Session:
+def opened(model, **settings):
     p = plan(1.0, **{"max_physical_batch_size": 2, **settings})
     return Session(p, model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), data())
 
 
-def finish(session: Session) -> None:
+def finish(session):
     torch.manual_seed(5)  # for dropout
     for batch in session.batches():
         session.step(batch, loss_fn)
 
 
-def assert_clean(model: nn.Module) -> None:
+def assert_clean(model):
     """Nothing on the model is other than before the loop, and nothing private hangs on it."""
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(
@@ -58,10 +55,10 @@ def assert_clean(model: nn.Module) -> None:
 class Interrupted:
     """A loss function that is interrupted at its n-th call from now on."""
 
-    def __init__(self, at: int, error: type[BaseException]) -> None:
+    def __init__(self, at, error):
         self.calls, self.at, self.error = Heard(), at, error
 
-    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def __call__(self, model, batch):
         self.calls.append(None)
         losses = loss_fn(model, batch)
         if len(self.calls) == self.at:
@@ -80,9 +77,7 @@ INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
 
 @pytest.mark.quick("2-Key*", "8-Key*", "11-Zero*")
 @pytest.mark.parametrize(("at", "error"), INTERRUPTIONS)
-def test_interrupted_anywhere_in_verification_or_in_a_batch(
-    at: int, error: type[BaseException]
-) -> None:
+def test_interrupted_anywhere_in_verification_or_in_a_batch(at, error):
     """The first calls are the check of the first step; then micro-batches."""
     model = net()
     with opened(model, expected_batch_size=16, preconditioner=kfac()) as session:
@@ -99,7 +94,7 @@ def test_interrupted_anywhere_in_verification_or_in_a_batch(
 
 
 @cache
-def uninterrupted() -> Tensor:
+def uninterrupted():
     model = net()
     with opened(model, expected_batch_size=16, preconditioner=kfac()) as session:
         finish(session)
@@ -108,7 +103,7 @@ def uninterrupted() -> Tensor:
 
 @pytest.mark.quick("break", "close")
 @pytest.mark.parametrize("way", ["break", "close", "drop", "second loop"])
-def test_a_batch_that_was_drawn_and_left_is_drawn_again(way: str) -> None:
+def test_a_batch_that_was_drawn_and_left_is_drawn_again(way):
     """Test mode shows it: the run goes on as if the loop had not been left."""
     model, clean = net(), net()
     with opened(clean) as session:
@@ -145,7 +140,7 @@ class Stumbling(torch.optim.SGD):
 
     stumble = True
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         if self.stumble:
             self.stumble = False
             assert all(p.grad is not None for group in self.param_groups for p in group["params"])
@@ -154,8 +149,8 @@ class Stumbling(torch.optim.SGD):
 
 
 def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     model = net()
     p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, 40)
     path = tmp_path / "ledger.jsonl"
@@ -170,11 +165,11 @@ def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_rel
     assert len(verify(path).releases) == 4
 
 
-def test_an_exception_keeps_no_private_tensor_alive() -> None:
+def test_an_exception_keeps_no_private_tensor_alive():
     """What holds the gradients of the batch is gone as soon as the exception is."""
     model, alive = net(), Heard()
 
-    def failing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def failing(model, batch):
         losses = loss_fn(model, batch)
         if len(alive) == 12:
             raise ZeroDivisionError
@@ -196,24 +191,24 @@ class Fragile(nn.Module):
 
     broken = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.broken:
             raise KeyboardInterrupt
         return torch.tanh(x)
 
 
-def backward(model: nn.Module, batch: Any) -> None:
+def backward(model, batch):
     F.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
-def in_forward(model: nn.Module, optimizer: Any, batches: Any) -> None:
+def in_forward(model, optimizer, batches):
     for i, batch in enumerate(batches):
         Fragile.broken = i == 1  # of the class: an attribute of the module would be put back
         backward(model, batch)
         optimizer.step()
 
 
-def in_a_physical_batch(model: nn.Module, optimizer: Any, batches: Any) -> None:
+def in_a_physical_batch(model, optimizer, batches):
     with BatchMemoryManager(
         data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
     ) as physical:
@@ -228,7 +223,7 @@ def in_a_physical_batch(model: nn.Module, optimizer: Any, batches: Any) -> None:
             )
 
 
-def closed(model: nn.Module, optimizer: Any, batches: Any) -> None:
+def closed(model, optimizer, batches):
     stream = iter(batches)
     for _ in range(2):
         batch = next(stream)
@@ -243,7 +238,7 @@ WAYS = [in_forward, in_a_physical_batch, closed]
 
 
 @pytest.mark.parametrize("leave", WAYS)
-def test_an_opacus_script_that_is_interrupted(leave: Callable[..., None]) -> None:
+def test_an_opacus_script_that_is_interrupted(leave):
     """Without noise, the next release is the clipped mean of its own batch."""
     model = opacus_cases.mlp()
     model[1] = Fragile()
@@ -282,9 +277,7 @@ def test_an_opacus_script_that_is_interrupted(leave: Callable[..., None]) -> Non
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(
-    error: type[BaseException], tmp_path: Path
-) -> None:
+def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error, tmp_path):
     pytest.importorskip("transformers")
     from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
     from tests.integrations import hf_cases
@@ -293,7 +286,7 @@ def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(
     p = hf_cases.plan_of(max_physical_batch_size=4)
     second = Heard()  # rows of the micro-batches of the second logical batch
 
-    def loss(model: nn.Module, inputs: Any) -> Tensor:
+    def loss(model, inputs):
         losses = per_example_cross_entropy(
             model(**{k: x for k, x in inputs.items() if k != "labels"}).logits, inputs["labels"]
         )

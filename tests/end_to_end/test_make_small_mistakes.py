@@ -5,35 +5,35 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.session import Session
 from tests.test_session import N, data, loss_fn, net, plan
 
 
-def step(model: nn.Module, dataset: object, loss: object = loss_fn) -> Session:
+def step(model, dataset, loss=loss_fn):
     session = Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), dataset)
     with session:
         session.step(next(iter(session.batches())), loss)
     return session
 
 
-def test_numpy_arrays_are_named() -> None:
+def test_numpy_arrays_are_named():
     x, y = data()
     for arrays in ((x.numpy(), y.numpy()), (x, y.numpy())):
         with pytest.raises(ValueError, match=r"tuple\(torch.as_tensor"):
             step(net(), arrays)
     examples = [a.numpy() for a in x]  # a list of arrays is a dataset of them
 
-    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    def loss(model, batch):
         return model(batch).square().sum(1)
 
     assert step(net(), examples, loss).steps_done == 1
 
 
 @pytest.mark.parametrize("kind", ["loader", "frame", "columns"])
-def test_what_holds_data_but_no_records_is_named(kind: str) -> None:
+def test_what_holds_data_but_no_records_is_named(kind):
     x, y = data()
     frame = type(
         "DataFrame",
@@ -56,7 +56,7 @@ def test_what_holds_data_but_no_records_is_named(kind: str) -> None:
     assert step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1
 
 
-def test_a_batch_of_indices_is_no_batch_of_data() -> None:
+def test_a_batch_of_indices_is_no_batch_of_data():
     with Session(
         plan(1.0), model := net(), torch.optim.SGD(model.parameters(), 0.1), data()
     ) as session:
@@ -66,8 +66,8 @@ def test_a_batch_of_indices_is_no_batch_of_data() -> None:
         assert session.step(batch, loss_fn).step == 0
 
 
-def test_the_users_own_index_error_is_left_alone() -> None:
-    def mistaken(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def test_the_users_own_index_error_is_left_alone():
+    def mistaken(model, batch):
         return [loss_fn(model, batch)][1]
 
     with pytest.raises(IndexError, match="list index out of range"):
@@ -75,11 +75,11 @@ def test_the_users_own_index_error_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["label", "id", "functional id"])
-def test_a_label_or_an_id_out_of_range_is_named(kind: str) -> None:
+def test_a_label_or_an_id_out_of_range_is_named(kind):
     x, y = data()
     table = nn.Embedding(5, 6, dtype=torch.float64)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         ids = batch[1] + (0 if kind == "label" else 7)
         rows = F.embedding(ids, table.weight.detach()) if kind == "functional id" else batch[0]
         rows = model[0](ids) if kind == "id" else rows
@@ -94,7 +94,7 @@ def test_a_label_or_an_id_out_of_range_is_named(kind: str) -> None:
         step(model, (x, y), loss)
 
 
-def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
+def test_a_lazy_layer_wants_one_forward_pass_first():
     x, y = data()
     model = nn.Sequential(
         nn.LazyLinear(8, dtype=torch.float64), nn.Linear(8, 3, dtype=torch.float64)
@@ -107,13 +107,13 @@ def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
     assert step(model, (x, y)).steps_done == 1
 
 
-def test_a_batch_with_sparse_tensors_is_left_to_the_loss() -> None:
+def test_a_batch_with_sparse_tensors_is_left_to_the_loss():
     x, y = data()
 
-    def sparse(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def sparse(rows):
         return torch.stack([a for a, _ in rows]).to_sparse(), torch.stack([b for _, b in rows])
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         return F.cross_entropy(model(batch[0].to_dense()), batch[1], reduction="none")
 
     model = net()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,60 +23,60 @@ Record = tuple[Any, ...]
 class Rows:
     """Records of other lengths, made by a function of their length and a generator."""
 
-    def __init__(self, make: Callable[[int, torch.Generator], Record], first: int = 5) -> None:
+    def __init__(self, make, first=5):
         generator = torch.Generator().manual_seed(0)
         lengths = [first, *(2 + i % 7 for i in range(COUNT - 1))]
         self.rows = [make(length, generator) for length in lengths]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> Record:
+    def __getitem__(self, i):
         return self.rows[i]
 
 
-def ids_of(length: int, generator: torch.Generator) -> Tensor:
+def ids_of(length, generator):
     return torch.randint(1, 9, (length,), generator=generator)
 
 
-def text(length: int, generator: torch.Generator) -> Record:
+def text(length, generator):
     return ids_of(length, generator), 1
 
 
-def text_with_several_labels(length: int, generator: torch.Generator) -> Record:
+def text_with_several_labels(length, generator):
     return ids_of(length, generator), torch.randint(2, (6,), generator=generator).float()
 
 
-def words(length: int, generator: torch.Generator) -> Record:
+def words(length, generator):
     return " ".join(["word"] * length), 1
 
 
-def padded(rows: list[Record], multiple: int = 1) -> tuple[Tensor, Tensor]:
+def padded(rows, multiple=1):
     ids = pad_sequence([row[0] for row in rows], batch_first=True)
     ids = F.pad(ids, (0, -ids.shape[1] % multiple))
     return ids, torch.stack([torch.as_tensor(row[1]) for row in rows])
 
 
-def padded_to_64(rows: list[Record]) -> tuple[Tensor, Tensor]:
+def padded_to_64(rows):
     return padded(rows, 64)
 
 
-def tokenised(rows: list[Record]) -> tuple[Tensor, Tensor]:
+def tokenised(rows):
     texts = [[1 + len(word) for word in text.split()] for text, _ in rows]
     return padded([(torch.tensor(ids), label) for ids, (_, label) in zip(texts, rows, strict=True)])
 
 
-def last_axis_padded(rows: list[Record]) -> tuple[Tensor, Tensor]:
+def last_axis_padded(rows):
     longest = max(x.shape[1] for x, _ in rows)
     wide = [F.pad(x, (0, longest - x.shape[1])) for x, _ in rows]
     return torch.stack(wide), torch.tensor([label for _, label in rows])
 
 
-def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def classify(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def tag(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def tag(model, batch):
     losses = F.binary_cross_entropy_with_logits(model(batch[0]), batch[1], reduction="none")
     return losses.mean(1)
 
@@ -85,19 +84,19 @@ def tag(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 class MeanOverTime(nn.Module):
     """Averages `[n, 4, t]` over time, padding included."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(x.sin().mean(2))
 
 
-def spectrum(length: int, generator: torch.Generator) -> Record:
+def spectrum(length, generator):
     return torch.randn(4, length, generator=generator), 1
 
 
-def train(data: Any, model: nn.Module, collate: Any, loss_fn: Any = classify) -> None:
+def train(data, model, collate, loss_fn=classify):
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(
         1.0, 1e-3, len(data)
     )
@@ -117,25 +116,23 @@ def train(data: Any, model: nn.Module, collate: Any, loss_fn: Any = classify) ->
     ],
     ids=["two lengths in a record", "multiples of 64", "texts of words", "the last axis"],
 )
-def test_padding_that_reaches_other_examples_is_refused(
-    make: Any, model: nn.Module, collate: Any, loss_fn: Any
-) -> None:
+def test_padding_that_reaches_other_examples_is_refused(make, model, collate, loss_fn):
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         train(Rows(make), model, collate, loss_fn)
 
 
 @pytest.mark.parametrize("first", [0, 1, 5])
-def test_the_length_of_the_first_record_decides_nothing(first: int) -> None:
+def test_the_length_of_the_first_record_decides_nothing(first):
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         train(Rows(text, first), Words(), padded)
     train(Rows(text, first), Words(masked=True), padded)
 
 
-def sorted_by_length(records: list[Record]) -> Any:
+def sorted_by_length(records):
     return padded(sorted(records, key=lambda record: len(record[0]), reverse=True))
 
 
-def test_a_collate_function_that_sorts_is_refused_as_one() -> None:
+def test_a_collate_function_that_sorts_is_refused_as_one():
     with pytest.raises(ValueError, match="sorts the records of a batch by their lengths"):
         train(Rows(text), Words(masked=True), sorted_by_length)
 
@@ -143,18 +140,18 @@ def test_a_collate_function_that_sorts_is_refused_as_one() -> None:
 class TooShort(Words):
     """Has five positions, fewer than any longer public record."""
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         assert ids.shape[1] <= 5
         return super().forward(ids)
 
 
-def test_padding_that_no_public_record_shows_gets_a_warning() -> None:
+def test_padding_that_no_public_record_shows_gets_a_warning():
     data = Rows(lambda length, generator: text(min(length, 5), generator))
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         train(data, TooShort(masked=True), padded)
 
 
-def cast(ids: Tensor) -> Tensor:
+def cast(ids):
     return ids.int()
 
 
@@ -165,7 +162,7 @@ SCRIPTS = [
 ]
 
 
-def run_script(model: nn.Module, change: Callable[[Tensor], Tensor], collate: Any) -> None:
+def run_script(model, change, collate):
     model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
@@ -182,22 +179,20 @@ def run_script(model: nn.Module, change: Callable[[Tensor], Tensor], collate: An
 
 @pytest.mark.quick("*0")
 @pytest.mark.parametrize(("kind", "change", "dim"), SCRIPTS, ids=["transposed", "cast", "copied"])
-def test_a_script_that_changes_its_batch_first_is_compared(
-    kind: Any, change: Any, dim: int
-) -> None:
+def test_a_script_that_changes_its_batch_first_is_compared(kind, change, dim):
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         run_script(kind(dim=dim), change, padded)
     run_script(kind(dim=dim, masked=True), change, padded)
 
 
-def test_a_script_may_sort_its_records_by_length() -> None:
-    def collate(rows: list[Record]) -> tuple[Tensor, Tensor]:
+def test_a_script_may_sort_its_records_by_length():
+    def collate(rows):
         return padded(sorted(rows, key=lambda row: -len(row[0])))
 
     run_script(Words(masked=True), Tensor.clone, collate)
 
 
-def test_a_script_whose_padding_cannot_be_compared_is_told() -> None:
+def test_a_script_whose_padding_cannot_be_compared_is_told():
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         run_script(Words(masked=True), lambda ids: ids.repeat_interleave(2, 1), padded)
 
@@ -205,7 +200,7 @@ def test_a_script_whose_padding_cannot_be_compared_is_told() -> None:
 class Attends(nn.Module):
     """Attends over the padding with weights so small that no loss shows it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(50, 4)
@@ -215,13 +210,13 @@ class Attends(nn.Module):
         nn.init.normal_(self.value.weight, std=1e-4)
         nn.init.normal_(self.head.weight, std=1e-2)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.table(ids)
         x = self.norm(x + self.value(x).mean(1, keepdim=True))
         return self.head(x[:, 0])
 
 
-def test_gradients_show_padding_that_losses_hide() -> None:
+def test_gradients_show_padding_that_losses_hide():
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         train(Rows(text), Attends(), padded)
     with pytest.raises(ValueError, match="padded to the length of a longer one"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
@@ -22,7 +20,6 @@ from dpkfc.curvature import (
     AdaDPS,
     FeatureNoise,
     Preconditioner,
-    PreconditionerState,
     PublicData,
 )
 from dpkfc.curvature.probe_pass import run_probe
@@ -42,7 +39,7 @@ T, WIDE, N = 32, 40, 60
 class Tokens(nn.Module):
     """Few parameters and many positions, so that activations are nearly all of the memory."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(9, WIDE)
         self.body = nn.Sequential(
@@ -50,11 +47,11 @@ class Tokens(nn.Module):
         )
         self.head = nn.Linear(WIDE, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.body(self.table(x)).mean(1))
 
 
-def tokens(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def tokens(n, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(9, (n, T), generator=generator), torch.randint(
         3, (n,), generator=generator
@@ -64,7 +61,7 @@ def tokens(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 # More than the last 64, which run backward too.
 ROWS = 96
 PUBLIC = PublicData(*tokens(ROWS, 1), provenance="drawn")
-METHODS: dict[str, Any] = {
+METHODS = {
     "inputs": KFAC(probe=PUBLIC, probe_size=ROWS),
     "both": KFAC(probe=PUBLIC, probe_size=ROWS, sides="both"),
     "NGD": NGD(probe=PUBLIC, lambda_safe=0.1, steps=2),
@@ -81,7 +78,7 @@ MORE = {"NGD": {"readout": "natural"}, "GEP": {"clipping": "embedding_residual"}
     [{"expected_batch_size": 6}, {"expected_batch_size": 30, "max_physical_batch_size": 5}],
 )
 @pytest.mark.parametrize("name", METHODS)
-def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[str, int]) -> None:
+def test_a_refresh_takes_no_more_memory_than_a_step(name, settings):
     """But for what it adds up: the sums of its factors, a layer's products in float64,
     eigenvectors.
     """
@@ -105,7 +102,7 @@ def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[st
     assert refresh < 1.3 * step < whole
 
 
-def _alone(config: Any, model: nn.Module) -> PreconditionerState:
+def _alone(config, model):
     """A refresh that knows of no run."""
     coordinates = PreconditionerManager(config, model, find_layers(model))
     coordinates.refresh(0)
@@ -113,7 +110,7 @@ def _alone(config: Any, model: nn.Module) -> PreconditionerState:
     return coordinates.current
 
 
-def test_the_number_is_a_public_one() -> None:
+def test_the_number_is_a_public_one():
     """The smaller of micro-batch and batch, of which each process has its part; nothing that a step
     has found.
     """
@@ -131,8 +128,8 @@ def test_the_number_is_a_public_one() -> None:
         assert (limit.most, limit.automatic) == expected
 
 
-def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway() -> None:
-    def compute_size(most: int, *, first: bool = True, **settings: Any) -> int:
+def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway():
+    def compute_size(most, *, first=True, **settings):
         return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most, first=first)
 
     assert [compute_size(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [
@@ -181,17 +178,17 @@ class _Own(Preconditioner):
 
     microbatch_size = 64
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         return {}
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step):
         return True
 
-    def build(self, *_: Any) -> PreconditionerState:
+    def build(self, *_):
         raise AssertionError
 
 
-def capturing(model: nn.Module) -> Callable[..., Any]:
+def capturing(model):
     layers = find_layers(model)
     return lambda m, loss: capture(m, layers, loss)
 
@@ -199,14 +196,14 @@ def capturing(model: nn.Module) -> Callable[..., Any]:
 # -- nothing else changes --------------------------------------------------------------------------
 
 
-def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
+def test_micro_batches_stay_within_a_mini_batch_and_are_let_go():
     """Sizes, and no more than one at a time: a weak reference to the one before is dead when the
     next is made.
     """
     model, seen, alive = mlp().double(), Heard(), Heard()
     refs, capture = list[Any](), capturing(model)
 
-    def watched(m: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Any:
+    def watched(m, loss):
         alive.append(sum(held() is not None for held in refs))
         blocks = capture(m, loss)
         refs[:] = [ref(call.output_gradients[0]) for of in blocks._calls.values() for call in of]
@@ -236,13 +233,11 @@ class Refreshed(nn.Module):
     and any step.
     """
 
-    def __init__(
-        self, capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError
-    ) -> None:
+    def __init__(self, capacity, kind=torch.cuda.OutOfMemoryError):
         super().__init__()
         self.capacity, self.kind, self.seen, self.failed = capacity, kind, Heard(), Heard()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if not self.training:
             (self.failed if len(x) > self.capacity else self.seen).append(len(x))
             if len(x) > self.capacity:
@@ -250,18 +245,16 @@ class Refreshed(nn.Module):
         return x
 
 
-def limited(
-    capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError
-) -> nn.Sequential:
+def limited(capacity, kind=torch.cuda.OutOfMemoryError):
     return nn.Sequential(*net(), Refreshed(capacity, kind))
 
 
 @pytest.fixture(autouse=True)
-def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_estimate(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
 
 
-def cpu() -> Exception:
+def cpu():
     return RuntimeError(
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes"
     )
@@ -276,9 +269,7 @@ AUTO = {"expected_batch_size": 12, "max_physical_batch_size": "auto", "steps": 4
     "own",
     [kfac(probe_size=24), AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12, every=2)],
 )
-def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(
-    own: Any, kind: Callable[[], Exception]
-) -> None:
+def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(own, kind):
     whole, model = net(), limited(5, kind)
     with session(plan(1.0, preconditioner=own, **AUTO), whole) as s:
         train(s)
@@ -291,7 +282,7 @@ def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-9, atol=1e-10)
 
 
-def test_a_given_size_is_named_and_nothing_is_charged() -> None:
+def test_a_given_size_is_named_and_nothing_is_charged():
     for size, capacity, message in ((6, 2, "3 probe examples"), ("auto", 0, "one probe example")):
         model = limited(capacity)
         before = weights(model)
@@ -308,8 +299,8 @@ def test_a_given_size_is_named_and_nothing_is_charged() -> None:
 
 
 def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     seen = {}
     for free in (1 << 50, 12_000):
         monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
@@ -324,12 +315,12 @@ def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
     assert seen[1 << 50] == 24 and 1 <= seen[12_000] < 24
 
 
-def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for() -> None:
+def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for():
     """How many it is called with decides what it draws, so it must not follow the settings of a
     run.
     """
 
-    def loss(output: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(output, generator):
         return (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum(1)
 
     model = limited(100)
@@ -342,7 +333,7 @@ def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for() -> None:
     assert set(model[-1].seen) == {24}
 
 
-def _on_one(rank: int, folder: Path) -> list[list[Any]]:
+def _on_one(rank, folder):
     """What both processes do when the probe does not fit on the second one: with "auto", and with a
     number.
     """
@@ -369,7 +360,7 @@ def _on_one(rank: int, folder: Path) -> list[list[Any]]:
     return found
 
 
-def test_what_does_not_fit_on_one_process_is_made_smaller_on_all() -> None:
+def test_what_does_not_fit_on_one_process_is_made_smaller_on_all():
     whole = net()
     with session(
         plan(1.0, preconditioner=kfac(probe_size=24), expected_batch_size=16, steps=3), whole

@@ -10,8 +10,6 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +38,7 @@ STEPS, KILLS = 40, 4
 ALLOWED = 8
 
 
-def start_session(ledger: Path | None) -> Session:
+def start_session(ledger):
     p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(
         1.0, 1e-3, N
     )
@@ -48,7 +46,7 @@ def start_session(ledger: Path | None) -> Session:
     return session(p, net(), ledger_path=ledger, resume=True)
 
 
-def one_run(folder: Path, go: int, report: int) -> None:
+def one_run(folder, go, report):
     """What a job scheduler starts again and again: resume if there is something to resume from,
     then save every step.
     """
@@ -62,7 +60,7 @@ def one_run(folder: Path, go: int, report: int) -> None:
             s.save(folder / "checkpoint", extra={"note": "mine"})
 
 
-def killed_and_resumed(folder: Path) -> None:
+def killed_and_resumed(folder):
     """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a
     step or a save.
     """
@@ -108,7 +106,7 @@ def killed_and_resumed(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed(tmp_path):
     done = forked.call(killed_and_resumed, tmp_path)
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())
@@ -122,7 +120,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
     assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
 
 
-def cut_off(folder: Path, size: int) -> None:
+def cut_off(folder, size):
     """A save whose process is taken away when it has written this many bytes of a file."""
     checkpoint.write(folder, {"model": {"weight": torch.zeros(1000)}}, {"step": 1})
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -131,7 +129,7 @@ def cut_off(folder: Path, size: int) -> None:
 
 
 @pytest.mark.skipif(resource is None, reason="no limits of processes")
-def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path):
     folder = tmp_path / "checkpoint"
     done = forked.call(cut_off, folder, 65536)
     assert done.returncode == -signal.SIGXFSZ, done.stderr
@@ -149,31 +147,31 @@ def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: P
 # -- bit for bit in test mode ----------------------------------------------------------------------
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model):
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
+def adamw(model):
     first, *rest = model.parameters()
     return torch.optim.AdamW(
         [{"params": [first], "lr": 0.03}, {"params": rest}], 0.01, betas=(0.8, 0.95), amsgrad=True
     )
 
 
-def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
+def tensor_rate(model):
     return torch.optim.Adam(model.parameters(), torch.tensor(0.01), foreach=False)
 
 
-def plain(model: nn.Module) -> torch.optim.Optimizer:
+def plain(model):
     return torch.optim.SGD(model.parameters(), 0.05)
 
 
-def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+def milestones(optimizer):
     # its state has integers for keys
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)
 
 
-def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+def cosine(optimizer):
     warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     rest = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, rest], [3])
@@ -182,9 +180,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSched
 class Run:
     """Everything of a run that a script would build, in one place."""
 
-    def __init__(
-        self, folder: Path, optimizer: Callable, schedule: Callable | None, **settings: object
-    ) -> None:
+    def __init__(self, folder, optimizer, schedule, **settings):
         inner = net()
         self.model = nn.Sequential(inner[0], inner[1], nn.Dropout(0.3), inner[2])
         self.optimizer = optimizer(self.model)
@@ -194,7 +190,7 @@ class Run:
             p, self.model, self.optimizer, data(), ledger_path=folder / "ledger.jsonl"
         )
 
-    def train(self, steps: int) -> None:
+    def train(self, steps):
         with self.session as s:
             for done, batch in enumerate(s.batches(), 1):
                 s.step(batch, loss_fn)
@@ -203,13 +199,13 @@ class Run:
                 if done == steps:
                     break
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder):
         self.session.save(
             folder,
             extra={"schedule": None if self.schedule is None else self.schedule.state_dict()},
         )
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder):
         extra = self.session.restore(folder)
         if self.schedule is not None:
             self.schedule.load_state_dict(extra["schedule"])
@@ -297,12 +293,12 @@ CASES = [
 @pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_is_the_run(
-    tmp_path: Path,
-    optimizer: Callable,
-    schedule: Callable | None,
-    settings: dict[str, object],
-    stop: int,
-) -> None:
+    tmp_path,
+    optimizer,
+    schedule,
+    settings,
+    stop,
+):
     whole = tmp_path / "whole"
     whole.mkdir()
     torch.manual_seed(7)
@@ -330,7 +326,7 @@ def test_a_resumed_run_is_the_run(
         assert second.session.preconditioner.digest == reference.session.preconditioner.digest
 
 
-def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path: Path) -> None:
+def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path):
     for seed, expected in ((5, True), (None, False)):
         folder = tmp_path / str(seed)
         with session(plan(1.0, test_mode_seed=seed), net()) as s:
@@ -342,8 +338,8 @@ def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path: Path) -> No
         assert bool(meta["caveats"]) == expected
 
 
-def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
-    def build() -> tuple[Session, nn.Module]:
+def test_bfloat16_weights_and_buffers_are_resumed(tmp_path):
+    def build():
         model = net(torch.bfloat16)
         model.register_buffer("kept", torch.tensor(3.0))
         return session(
@@ -362,7 +358,7 @@ def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
         assert s.steps_done == 2
 
 
-def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
+def test_a_drawn_batch_survives_a_restore(tmp_path):
     """Otherwise a batch could be drawn again until its content pleases."""
     p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
     with session(p, net(), ledger_path=tmp_path / "l.jsonl") as s:
@@ -392,15 +388,15 @@ class Labelled(nn.Linear):
 
     labels: object = ()
 
-    def get_extra_state(self) -> object:
+    def get_extra_state(self):
         return {"labels": self.labels}
 
-    def set_extra_state(self, state: object) -> None:
+    def set_extra_state(self, state):
         self.labels = state["labels"]
 
 
-def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
-    def start_session(labels: object) -> Session:
+def test_extra_state_that_is_no_tensor_comes_back(tmp_path):
+    def start_session(labels):
         model = nn.Sequential(Labelled(6, 3))
         model[0].labels = labels
         plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)

@@ -4,8 +4,6 @@ alone.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from dpkfc.checkpoint import CheckpointError
 from tests.test_session import N, data, loss_fn, net, weights
 
 
-def script(folder: Path, steps: int, **how: bool) -> torch.Tensor:
+def script(folder, steps, **how):
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -27,9 +25,7 @@ def script(folder: Path, steps: int, **how: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
-    tmp_path: Path, steps: int
-):
+def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(tmp_path, steps):
     trained = script(tmp_path, steps)
     ledger = (tmp_path / "ledger.jsonl").read_bytes()
     refused = (
@@ -57,7 +53,7 @@ def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
         session.save(tmp_path / "checkpoint")
 
 
-def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):
+def test_a_session_saves_again_what_it_saved_itself(tmp_path):
     """A job that was killed before its first checkpoint left releases in the ledger, and no
     checkpoint to go on from.
     """
@@ -80,7 +76,7 @@ def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):
     assert session.steps_done == 4
 
 
-def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(tmp_path: Path):
+def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(tmp_path):
     (tmp_path / "other").mkdir()
     script(tmp_path / "other", 3)
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
@@ -96,7 +92,7 @@ def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(t
                     session.save(tmp_path / "other" / "checkpoint")
 
 
-def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path: Path):
+def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path):
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
     with Session(

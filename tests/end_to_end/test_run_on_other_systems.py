@@ -67,7 +67,7 @@ except LedgerError as error:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux for open files")
-def test_a_run_its_budget_and_its_resumption_do_without_unix(tmp_path: Path) -> None:
+def test_a_run_its_budget_and_its_resumption_do_without_unix(tmp_path):
     """Another process may read the ledger and may not write it, whether or not it has `fcntl`."""
     scripts = {"work.py": WORK, "rival.py": RIVAL}
     for name, text in scripts.items():
@@ -92,9 +92,7 @@ def test_a_run_its_budget_and_its_resumption_do_without_unix(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_disk_without_locks_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_disk_without_locks_is_refused_in_one_line(tmp_path, monkeypatch, number):
     """Some network disks have none; a ledger that was there stays as it is."""
     fcntl = pytest.importorskip("fcntl")
     Budget(tmp_path / "b.toml", epsilon=1.0, delta=1e-5)
@@ -102,7 +100,7 @@ def test_a_disk_without_locks_is_refused_in_one_line(
         pass
     before = (tmp_path / "l.jsonl").read_bytes()
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -114,7 +112,7 @@ def test_a_disk_without_locks_is_refused_in_one_line(
         Budget("new.toml", epsilon=1.0, delta=1e-5)
 
 
-def test_a_lock_file_that_stayed_behind_holds_nothing(tmp_path: Path) -> None:
+def test_a_lock_file_that_stayed_behind_holds_nothing(tmp_path):
     """Nor does a process that was killed."""
     script = (
         "import os, sys; from dpkfc.privacy.ledger import Ledger;"
@@ -127,7 +125,7 @@ def test_a_lock_file_that_stayed_behind_holds_nothing(tmp_path: Path) -> None:
         assert ledger.count == 0
 
 
-def test_links_to_one_ledger_share_its_lock(tmp_path: Path) -> None:
+def test_links_to_one_ledger_share_its_lock(tmp_path):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "ledger.jsonl")
     with (
         Ledger.open(tmp_path / "ledger.jsonl", "plan"),

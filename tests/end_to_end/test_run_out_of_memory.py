@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import traceback
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
@@ -23,7 +22,7 @@ from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train
 
 
 @pytest.fixture(autouse=True)
-def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_estimate(monkeypatch):
     """These tests are about reports of the device; the estimate on a CPU has tests of its own."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
 
@@ -33,9 +32,7 @@ def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)]
 )
-def test_the_result_does_not_depend_on_what_fits(
-    capacity: int, kind: type[Exception], preconditioner: object
-) -> None:
+def test_the_result_does_not_depend_on_what_fits(capacity, kind, preconditioner):
     whole, model = net(), limited(capacity, kind=kind)
     settings = {"expected_batch_size": 16, "preconditioner": preconditioner, "steps": 3}
     with session(plan(1.0, **settings), whole) as s:
@@ -47,11 +44,11 @@ def test_the_result_does_not_depend_on_what_fits(
     assert max(model[2].seen) <= capacity
 
 
-def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
+def test_running_out_in_the_middle_starts_the_whole_batch_again():
     """Nothing is released, nothing charged, and no clipped half of a batch is counted twice."""
     model, steps = limited(N), Heard()
 
-    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def counting(model, batch):
         if steps and len(batch[0]) > 1:  # the first micro-batch fits, the second does not
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         steps.append(len(batch[0]))
@@ -68,7 +65,7 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
 
 
-def test_a_size_that_was_given_is_kept_and_named() -> None:
+def test_a_size_that_was_given_is_kept_and_named():
     model = limited(3)
     before = weights(model)
     with session(plan(1.0, max_physical_batch_size=5, expected_batch_size=20), model) as s:
@@ -88,10 +85,10 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_the_text_of_an_error_is_not_repeated() -> None:
+def test_the_text_of_an_error_is_not_repeated():
     """It may hold values of a private record."""
 
-    def attempt(bound: int | None) -> None:
+    def attempt(bound):
         raise MemoryError("the record of Ada Lovelace")
 
     for size in (MicroBatchSize(4), MicroBatchSize(1, automatic=True)):
@@ -100,7 +97,7 @@ def test_the_text_of_an_error_is_not_repeated() -> None:
         assert "Ada" not in "".join(traceback.format_exception(found.value))
 
 
-def test_other_errors_are_not_taken_for_memory() -> None:
+def test_other_errors_are_not_taken_for_memory():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
@@ -120,7 +117,7 @@ def test_other_errors_are_not_taken_for_memory() -> None:
             train(s)
 
 
-def test_processes_of_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_one_host_share_its_memory(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
     bounds = []
     for processes in ("1", "4"):
@@ -134,12 +131,12 @@ def test_processes_of_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """A row of this model makes a few thousand bytes; the rest is arithmetic."""
     shapes = Heard()
 
-    def noting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def noting(model, batch):
         shapes.append(len(batch[0]))
         return loss_fn(model, batch)
 
@@ -161,10 +158,10 @@ def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(
         torch.testing.assert_close(found, results[0][2], rtol=1e-10, atol=1e-11)
 
 
-def test_peak_bytes_counts_what_exists_at_one_time() -> None:
+def test_peak_bytes_counts_what_exists_at_one_time():
     held = torch.zeros(1000)
 
-    def work() -> Tensor:
+    def work():
         for _ in range(5):
             temporary = held + 1  # freed in every turn
             del temporary
@@ -180,16 +177,14 @@ def test_peak_bytes_counts_what_exists_at_one_time() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
-    tmp_path: Path, version: int
-) -> None:
+def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(tmp_path, version):
     top = tmp_path / "memory" if version == 1 else tmp_path
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         2: ("memory.max", "memory.current", "inactive_file"),
     }[version]
 
-    def group(path: str, most: object, now: int, cached: int) -> None:
+    def group(path, most, now, cached):
         (top / path).mkdir(parents=True, exist_ok=True)
         for name, value in zip(names, (most, now), strict=False):
             (top / path / name).write_text(f"{value}\n")
@@ -210,8 +205,8 @@ def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
     assert memory._control_group(tmp_path, tmp_path / "none") == (1 << 40 if version == 1 else None)
 
 
-def test_all_generators_start_again_after_a_failed_try() -> None:
-    def attempt(bound: int | None) -> tuple[float, ...]:
+def test_all_generators_start_again_after_a_failed_try():
+    def attempt(bound):
         numbers = np.random.rand(), random.random(), torch.rand(()).item()
         if bound is None or bound > 4:
             raise MemoryError
@@ -225,12 +220,12 @@ def test_all_generators_start_again_after_a_failed_try() -> None:
     assert numbers[0] == numbers[1]
 
 
-def test_workers_are_started_again_after_a_failed_try() -> None:
+def test_workers_are_started_again_after_a_failed_try():
     class Mapped(torch.utils.data.Dataset):
-        def __len__(self) -> int:
+        def __len__(self):
             return N
 
-        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        def __getitem__(self, i):
             x, y = data()
             return x[i], y[i]
 
@@ -245,10 +240,10 @@ def test_workers_are_started_again_after_a_failed_try() -> None:
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
 
 
-def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_text_of_an_error_reaches_the_log(caplog):
     """What the user's code says of a batch may hold values of private examples."""
 
-    def work(rows: int) -> None:
+    def work(rows):
         raise ValueError("SECRET 3.25")
 
     with caplog.at_level("DEBUG", "dpkfc"):
@@ -256,7 +251,7 @@ def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -
     assert "ValueError" in caplog.text and "SECRET" not in caplog.text
 
 
-LOOKS: dict[str, tuple[nn.Module, int, float]] = {
+LOOKS = {
     "many outputs": (
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)),
         2,
@@ -277,14 +272,14 @@ LOOKS: dict[str, tuple[nn.Module, int, float]] = {
 
 @pytest.mark.quick("many weights")
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_look_takes_no_more_memory_than_a_step(name: str) -> None:
+def test_a_look_takes_no_more_memory_than_a_step(name):
     """Rows are repeated up to the expected batch, not to the most that are ever looked at, and
     gradients compared one by one.
     """
     model, size, most = LOOKS[name]
     x, peaks = torch.randn(40, model[0].in_features), list[int]()
 
-    def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def logits(m, batch):
         return m(batch[0]).logsumexp(1)
 
     plan = PrivacyConfig(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +17,7 @@ from tests.test_session import data, kfac, loss_fn, net, plan
 NAN, INF = math.nan, math.inf
 
 
-def released(
-    model: nn.Module, dataset: object, rate: float = 0.1, *, verify: bool = True, **settings: object
-) -> Session:
+def released(model, dataset, rate=0.1, *, verify=True, **settings):
     """A session whose steps end in an error about finite numbers."""
     p = plan(1.0, expected_batch_size=20, steps=5, **settings)
     session = Session(p, model, torch.optim.SGD(model.parameters(), rate), dataset, verify=verify)
@@ -32,7 +29,7 @@ def released(
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("verify", [True, False])
-def test_weights_that_are_not_finite_spend_nothing(value: float, verify: bool) -> None:
+def test_weights_that_are_not_finite_spend_nothing(value, verify):
     model = net()
     with torch.no_grad():
         next(model.parameters()).view(-1)[-1] = value
@@ -40,7 +37,7 @@ def test_weights_that_are_not_finite_spend_nothing(value: float, verify: bool) -
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
-def test_a_run_that_has_diverged_spends_no_more(preconditioner: object) -> None:
+def test_a_run_that_has_diverged_spends_no_more(preconditioner):
     session = released(
         net(torch.float32),
         data(dtype=torch.float32),
@@ -51,7 +48,7 @@ def test_a_run_that_has_diverged_spends_no_more(preconditioner: object) -> None:
     assert 0 < session.steps_done < 5
 
 
-def test_a_script_in_the_style_of_opacus_spends_nothing_either() -> None:
+def test_a_script_in_the_style_of_opacus_spends_nothing_either():
     x, y = (z.float() if z.is_floating_point() else z for z in data())
     model = nn.Linear(x.shape[1], 4)
     with torch.no_grad():
@@ -74,7 +71,7 @@ def test_a_script_in_the_style_of_opacus_spends_nothing_either() -> None:
     assert engine.ledger.count == 0
 
 
-def test_every_kind_of_tensor_is_looked_at() -> None:
+def test_every_kind_of_tensor_is_looked_at():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).to(dtype)
         check_finite(find_layers(model))
@@ -85,7 +82,7 @@ def test_every_kind_of_tensor_is_looked_at() -> None:
     check_finite([])
 
 
-def test_the_command_says_so_and_leaves_the_folder(tmp_path: Path) -> None:
+def test_the_command_says_so_and_leaves_the_folder(tmp_path):
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.train import run
 

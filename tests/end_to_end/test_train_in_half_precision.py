@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import dpkfc.release_pipeline
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.one_pass import example_gradient
-from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 from tests.gradients.cases import Scaled, reader
 from tests.test_session import N, data, plan
@@ -26,11 +24,11 @@ class Mix(nn.Module):
     its cast.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.matrix = nn.Parameter(torch.randn(8, 8) / 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.linear(x, self.matrix)
 
 
@@ -39,38 +37,38 @@ class Block(nn.Module):
     parameters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
         self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.conv, self.gain, self.head = nn.Conv1d(8, 8, 3, padding=1), Scaled(8), nn.Linear(8, 3)
         self.mix = Mix()
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.norm(self.table(ids))
         x = x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
         x = x + self.conv(x.transpose(1, 2)).transpose(1, 2).tanh()
         return self.head(self.gain(self.mix(x)).mean(1))
 
 
-def block(dtype: torch.dtype = torch.float32) -> nn.Module:
+def block(dtype=torch.float32):
     torch.manual_seed(0)
     return Block().to(dtype)
 
 
-def sentences() -> tuple[Tensor, Tensor]:
+def sentences():
     generator = torch.Generator().manual_seed(2)
     return torch.randint(0, 12, (N, 5), generator=generator), torch.randint(
         0, 3, (N,), generator=generator
     )
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
 
 
-def inside(dtype: torch.dtype) -> Callable:
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def inside(dtype):
+    def loss(model, batch):
         with torch.autocast("cpu", dtype=dtype):
             return loss_fn(model, batch)
 
@@ -78,12 +76,12 @@ def inside(dtype: torch.dtype) -> Callable:
 
 
 def run(
-    model: nn.Module,
-    loss: Callable = loss_fn,
-    noise: float = 0.0,
-    lr: float = 0.5,
-    **settings: object,
-) -> Session:
+    model,
+    loss=loss_fn,
+    noise=0.0,
+    lr=0.5,
+    **settings,
+):
     """Three steps of a run, verification included."""
     p = plan(noise, **{"steps": 3, "max_grad_norm": 0.5, **settings})
     with Session(p, model, torch.optim.SGD(model.parameters(), lr), sentences()) as s:
@@ -92,7 +90,7 @@ def run(
     return s
 
 
-def summed(model: nn.Module, loss: Callable = loss_fn) -> tuple[Tensor, Tensor]:
+def summed(model, loss=loss_fn):
     from dpkfc.data.loading import layout
 
     batches = [(sentences(), part) for part in layout(range(N))]
@@ -112,8 +110,8 @@ def summed(model: nn.Module, loss: Callable = loss_fn) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("precision", ["bfloat16 weights", "bfloat16 autocast", "float16 autocast"])
 def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(
-    precision: str,
-) -> None:
+    precision,
+):
     """Stated bound: 4 roundings of the type in which the model computes; what follows the model
     adds none of that size.
     """
@@ -131,12 +129,12 @@ def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(
 class Spy:
     """Stands between the clipped sum and the mechanism, and keeps both sides."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sums: list[ClippedSum] = []
-        self.releases: list[Released] = []
+    def __init__(self, monkeypatch):
+        self.sums = []
+        self.releases = []
         real = dpkfc.release_pipeline.release
 
-        def release(clipped: ClippedSum, *rest: object) -> Released:
+        def release(clipped, *rest):
             self.sums.append(clipped)
             self.releases.append(real(clipped, *rest))
             return self.releases[-1]
@@ -145,15 +143,13 @@ class Spy:
 
 
 @pytest.mark.parametrize("loss", [loss_fn, inside(torch.bfloat16)], ids=["weights", "autocast"])
-def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
-    monkeypatch: pytest.MonkeyPatch, loss: Callable
-) -> None:
+def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(monkeypatch, loss):
     spy, handed = Spy(monkeypatch), []
     model = nn.Sequential(nn.Embedding(12, 400), nn.Flatten(), nn.Linear(2000, 3))
     model = model.bfloat16() if loss is loss_fn else model
 
     class Handed(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:
+        def step(self, closure=None):
             handed.append({p.grad.dtype for p in model.parameters()})
             super().step()
 
@@ -182,13 +178,13 @@ def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
     )
 
 
-def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop() -> None:
+def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop():
     model, (x, y) = (
         nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
         data(dtype=torch.float32),
     )
 
-    def exact(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def exact(m, batch):
         with torch.autocast("cpu", enabled=False):
             return loss_fn(m, batch)
 
@@ -199,12 +195,12 @@ def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop(
 
 
 @pytest.mark.parametrize("where", ["weights", "autocast"])
-def test_mixed_examples_are_still_found(where: str) -> None:
+def test_mixed_examples_are_still_found(where):
     """As far as eight bits allow: a statistic of the batch is, a change of the loss by a few
     percent is not.
     """
 
-    def mixing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def mixing(model, batch):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where == "autocast"):
             scores = model(batch[0])
             return F.cross_entropy((scores - scores.mean(0)).float(), batch[1], reduction="none")
@@ -214,7 +210,7 @@ def test_mixed_examples_are_still_found(where: str) -> None:
         run(model, mixing)
 
 
-def test_a_grad_scaler_is_refused() -> None:
+def test_a_grad_scaler_is_refused():
     """Its scale follows the size of un-noised gradients, and a step that it skips shows that one
     was not finite.
     """

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
-from dpkfc.step_record import StepRecord
 from tests.gradients.whitened import clipped
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
 
@@ -36,9 +34,7 @@ BROKEN = {
     "settings", [{}, {"max_physical_batch_size": 3}, {"pad_to_multiple": 8}], ids=str
 )
 @pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
-def test_the_run_is_the_one_without_the_example(
-    value: float, settings: dict[str, object], preconditioner: object
-) -> None:
+def test_the_run_is_the_one_without_the_example(value, settings, preconditioner):
     """With its loss masked away the example contributes zero; with the broken value it must
     contribute the same.
     """
@@ -51,12 +47,12 @@ def test_the_run_is_the_one_without_the_example(
 
 
 @cache
-def masked(settings: tuple[tuple[str, object], ...], preconditioner: object) -> Tensor:
+def masked(settings, preconditioner):
     """The weights of a run in which the example counts zero."""
     return trained(None, dict(settings), preconditioner)
 
 
-def trained(value: float | None, settings: dict[str, object], preconditioner: object) -> Tensor:
+def trained(value, settings, preconditioner):
     """The weights of a run with a broken value, or without the example."""
     model, (x, y) = net(), data()
     mask = torch.ones(N, dtype=torch.float64)
@@ -65,7 +61,7 @@ def trained(value: float | None, settings: dict[str, object], preconditioner: ob
     else:
         x[5] = value
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none") * batch[2]
 
     p = plan(1.0, expected_batch_size=20, steps=3, preconditioner=preconditioner, **settings)
@@ -78,12 +74,12 @@ def trained(value: float | None, settings: dict[str, object], preconditioner: ob
 class Token(nn.Module):
     """A parameter of its own, and dropout below: it cannot be run again for single examples."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.token, self.position = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
         self.body, self.drop, self.head = nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = torch.cat([self.token.expand(len(x), 1, -1), x], 1) + self.position.expand(
             x.shape[1] + 1, -1
         )
@@ -91,7 +87,7 @@ class Token(nn.Module):
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -> None:
+def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify):
     """From the first step on, with gradients of zero below the head, and in batches as long as the
     seven positions.
     """
@@ -100,7 +96,7 @@ def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -
     x[::3] = float("nan")
     nn.init.zeros_(model.head.weight)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     p, optimizer = (
@@ -116,18 +112,18 @@ def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -
 class Root(nn.Module):
     """Its derivative at zero is infinite: that of a root."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x * self.gain).square().sum(-1).sqrt()
 
 
-def test_a_gradient_that_is_infinite_for_one_example_contributes_zero() -> None:
+def test_a_gradient_that_is_infinite_for_one_example_contributes_zero():
     model, x = Root().double(), torch.randn(5, 3, 4, dtype=torch.float64)
 
-    def loss(m: nn.Module, batch: tuple[Tensor]) -> Tensor:
+    def loss(m, batch):
         return m(*batch).sum(1)
 
     _, expected = clipped(model, find_layers(model), (x[1:],), loss, 1.0)
@@ -139,7 +135,7 @@ def test_a_gradient_that_is_infinite_for_one_example_contributes_zero() -> None:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def by_session(missing: int) -> list[StepRecord]:
+def by_session(missing):
     """Train on records of which the first ones lack a value."""
     x, y = data()
     x[:missing, 2] = float("nan")
@@ -147,7 +143,7 @@ def by_session(missing: int) -> list[StepRecord]:
         return [s.step(batch, loss_fn) for batch in s.batches()]
 
 
-def by_engine(missing: int) -> None:
+def by_engine(missing):
     x, y = data(dtype=torch.float32)
     x[:missing, 2] = float("nan")
     model, engine = net(torch.float32), PrivacyEngine(accountant="rdp")
@@ -167,15 +163,13 @@ def by_engine(missing: int) -> None:
 
 
 @pytest.mark.parametrize(("missing", "shares"), [(0, {0.0}), (N // 2, None), (N, {1.0})])
-def test_a_step_tells_its_owner_the_share_of_records_that_are_not_finite(
-    missing: int, shares: set[float] | None
-) -> None:
+def test_a_step_tells_its_owner_the_share_of_records_that_are_not_finite(missing, shares):
     found = {record.nonfinite_fraction for record in by_session(missing)}
     assert found == shares if shares else all(0 < x < 1 for x in found)
 
 
 @pytest.mark.parametrize("run", [by_session, by_engine])
-def test_no_message_depends_on_the_records(run: Callable, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_message_depends_on_the_records(run, caplog):
     # The first run has what is said once a process.
     run(0)
     messages = []
@@ -189,7 +183,7 @@ def test_no_message_depends_on_the_records(run: Callable, caplog: pytest.LogCapt
     assert messages[0] == messages[1] == messages[2]
 
 
-def test_every_script_has_a_warning_on_what_becomes_of_missing_values() -> None:
+def test_every_script_has_a_warning_on_what_becomes_of_missing_values():
     with pytest.warns(UserWarning, match="look for missing values in the data") as caught:
         by_engine(0)
     assert all(len(str(warning.message)) <= 160 for warning in caught)

@@ -27,15 +27,15 @@ Y = torch.randn(N, generator=torch.Generator().manual_seed(4))
 Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
-def squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def squared_error(model, batch):
     return (model(batch[0])[:, 0] - batch[1]) ** 2
 
 
-def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def cross_entropy(model, batch):
     return F.cross_entropy(model(batch[0]), (batch[1] > 0).long(), reduction="none")
 
 
-def loss_with_jitter(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_with_jitter(model, batch):
     """Add to all matrices where torch refuses one of them, as programs with covariances do."""
     is_odd = (batch[0].abs() > 1e9).any(1, keepdim=True)
     variances = 1 + model(batch[0]).nan_to_num().square()
@@ -47,18 +47,18 @@ def loss_with_jitter(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return factors.diagonal(dim1=1, dim2=2).log().sum(1)
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(D, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def with_extreme(value: float, place: int, entry: int) -> tuple[Tensor, Tensor]:
+def with_extreme(value, place, entry):
     x = X.clone()
     x[place, entry] = value
     return x, Y
 
 
-def without(place: int) -> tuple[Tensor, Tensor]:
+def without(place):
     kept = [i for i in range(N) if i != place]
     return X[kept], Y[kept]
 
@@ -71,11 +71,11 @@ CASES = {
 }
 
 
-def flat(sums: dict[str, Tensor]) -> Tensor:
+def flat(sums):
     return torch.cat([sums[name].double().flatten() for name in sorted(sums)])
 
 
-def central(data: tuple[Tensor, Tensor], loss: Loss, bound: int | None) -> tuple[Tensor, Tensor]:
+def central(data, loss, bound):
     """The clipped sum and the norms of all records."""
     model, loader = net(), MicroBatches(data)
     parts = layout(np.arange(len(data[0])), bound)
@@ -95,8 +95,8 @@ def central(data: tuple[Tensor, Tensor], loss: Loss, bound: int | None) -> tuple
 @settings(max_examples=30, deadline=None)
 @given(**CASES, bound=st.sampled_from([None, 1, 4]))
 def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
-    value: float, place: int, entry: int, loss: Loss, bound: int | None
-) -> None:
+    value, place, entry, loss, bound
+):
     x, y = with_extreme(value, place, entry)
     total, norms = central((x, y), loss, bound)
     others, norms_of_others = central(without(place), loss, bound)
@@ -108,7 +108,7 @@ def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
     torch.testing.assert_close(norms[kept], norms_of_others, rtol=1e-5, atol=0)
 
 
-def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tensor:
+def federated(data, loss, privacy):
     """The sum of a client before its noise."""
     config = FederatedConfig(
         clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy
@@ -123,8 +123,8 @@ def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tenso
 @settings(max_examples=8, deadline=None)
 @given(**CASES, privacy=st.sampled_from([TrustedServer("clients"), PerUpload()]))
 def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradient(
-    value: float, place: int, entry: int, loss: Loss, privacy: object
-) -> None:
+    value, place, entry, loss, privacy
+):
     x, y = with_extreme(value, place, entry)
     own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
     moved = federated((x, y), loss, privacy) - federated(without(place), loss, privacy)
@@ -133,8 +133,8 @@ def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradie
 
 @pytest.mark.parametrize("value", EXTREMES)
 def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(
-    value: float,
-) -> None:
+    value,
+):
     """The check may read types and shapes of a record, so the same loss must pass whatever its
     values are.
     """
@@ -144,7 +144,7 @@ def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(
     local = LocalModel(plan, net(), squared_error)
     Client(0, plan, local, (x, y))
 
-    def mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def mixed(model, batch):
         losses = squared_error(model, batch)
         return losses - 0.9 * losses.mean()
 

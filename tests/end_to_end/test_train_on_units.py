@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.test_session import kfac, loss_fn, net, weights
 
-COUNTS = (1, 4, 2, 7, 3, 1, 5, 2)  # records of each of 8 patients
+COUNTS = (1, 4, 2, 7, 3, 1, 5, 2)  # records of each of the 8 patients
 OWNERS = np.repeat(np.arange(len(COUNTS)), COUNTS)
 LIMIT = 4
 
 
-def records() -> tuple[Tensor, Tensor]:
+def records():
     generator = torch.Generator().manual_seed(3)
     n = len(OWNERS)
     return torch.randn(n, 6, generator=generator, dtype=torch.float64), torch.randint(
@@ -28,7 +26,7 @@ def records() -> tuple[Tensor, Tensor]:
     )
 
 
-def plan(noise: float = 0.0, units: int = len(COUNTS), **settings: object) -> Plan:
+def plan(noise=0.0, units=8, **settings):
     values = {
         "expected_batch_size": units,
         "steps": 3,
@@ -41,13 +39,13 @@ def plan(noise: float = 0.0, units: int = len(COUNTS), **settings: object) -> Pl
 
 
 def session(
-    p: Plan,
-    model: nn.Module,
-    dataset: Any = None,
-    units: Any = OWNERS,
-    optimizer: Any = None,
-    **options: Any,
-) -> Session:
+    p,
+    model,
+    dataset=None,
+    units=OWNERS,
+    optimizer=None,
+    **options,
+):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     return Session(
         p, model, optimizer, records() if dataset is None else dataset, units=units, **options
@@ -57,14 +55,14 @@ def session(
 class Handed(torch.optim.SGD):
     """Keeps what it is handed and moves by it."""
 
-    def step(self, closure: object = None) -> None:
+    def step(self, closure=None):
         self.last = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
         super().step()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bound", [None, 4, 9, "auto"])
-def test_all_records_of_a_unit_share_one_clip(reduction: str, bound: object) -> None:
+def test_all_records_of_a_unit_share_one_clip(reduction, bound):
     """Against a loop over patients: one gradient, one norm, one factor each; expected batch size
     counts patients.
     """
@@ -92,9 +90,7 @@ def test_all_records_of_a_unit_share_one_clip(reduction: str, bound: object) -> 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(
-    reduction: str, preconditioner: object
-) -> None:
+def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(reduction, preconditioner):
     """Adversarial records, enormous and all alike, of the patient that is added or removed."""
     c = 0.7
     x, y = records()
@@ -119,7 +115,7 @@ def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(
     assert float((sums[0] - sums[1]).norm()) > 0.5 * c  # the patient did count
 
 
-def test_units_are_sampled_not_records() -> None:
+def test_units_are_sampled_not_records():
     p = dataclasses.replace(plan(expected_batch_size=2, steps=400))
     assert p.sampler.sample_rate == 2 / len(COUNTS)
     seen = np.zeros(len(COUNTS))
@@ -134,20 +130,20 @@ def test_units_are_sampled_not_records() -> None:
     assert np.all(np.abs(seen / 400 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
 
 
-def test_dict_batches_an_own_collate_and_a_column_of_the_dataset() -> None:
+def test_dict_batches_an_own_collate_and_a_column_of_the_dataset():
     x, y = records()
 
     class Table(torch.utils.data.Dataset):
-        def __len__(self) -> int:
+        def __len__(self):
             return len(x)
 
-        def __getitem__(self, i: Any) -> Any:
+        def __getitem__(self, i):
             return OWNERS.tolist() if i == "patient" else {"inputs": x[i], "labels": y[i]}
 
-    def dict_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def dict_loss(model, batch):
         return F.cross_entropy(model(batch["inputs"]), batch["labels"], reduction="none")
 
-    def own_collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def own_collate(rows):
         return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
     results = []
@@ -185,12 +181,12 @@ def test_dict_batches_an_own_collate_and_a_column_of_the_dataset() -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_together(settings: dict[str, object], message: str) -> None:
+def test_settings_that_do_not_go_together(settings, message):
     with pytest.raises(ValueError, match=message):
         PrivacyConfig(expected_batch_size=4, steps=1, **settings)
 
 
-def test_units_and_plan_must_agree() -> None:
+def test_units_and_plan_must_agree():
     with pytest.raises(ValueError, match="protects one patient, so the session needs units="):
         session(plan(), net(), units=None)
     plain = PrivacyConfig(expected_batch_size=8, steps=3).with_noise(1.0, 1e-3, len(OWNERS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
-def padded(to: int = 6) -> Batch:
+def padded(to=6):
     """Texts of 6, 3, 5 and 1 tokens, padded to so many."""
     generator = torch.Generator().manual_seed(3)
     mask = (torch.arange(to) < torch.tensor(LENGTHS).unsqueeze(1)).long()
@@ -35,22 +34,20 @@ def padded(to: int = 6) -> Batch:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def labelled(batch: Batch) -> Batch:
+def labelled(batch):
     return {**batch, "labels": torch.arange(N) % 3}
 
 
-def modelled(batch: Batch) -> Batch:
+def modelled(batch):
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     return {**batch, "labels": labels}
 
 
-def rows_of(batch: Batch) -> list[Batch]:
+def rows_of(batch):
     return [{name: x[i] for name, x in batch.items()} for i in range(N)]
 
 
-def session(
-    model: nn.Module, batch: Batch, steps: int = 2, public: Batch | None = None, **settings: object
-) -> Session:
+def session(model, batch, steps=2, public=None, **settings):
     config = PrivacyConfig(expected_batch_size=N, steps=steps, test_mode_seed=5, **settings)
     return Session(
         config.with_noise(1.0, 1e-3, N),
@@ -61,7 +58,7 @@ def session(
     )
 
 
-def train(s: Session, loss: Loss) -> None:
+def train(s, loss):
     with s:
         for batch in s.batches():
             s.step(batch, loss)
@@ -70,7 +67,7 @@ def train(s: Session, loss: Loss) -> None:
 # -- whole models ----------------------------------------------------------------------------------
 
 
-def test_a_model_generates_after_a_session_and_keeps_its_names_and_its_tie() -> None:
+def test_a_model_generates_after_a_session_and_keeps_its_names_and_its_tie():
     model = gpt2()
     keys, before = list(model.state_dict()), model.lm_head.weight.detach().clone()
     train(session(model, modelled(padded())), predict_next)
@@ -83,7 +80,7 @@ def test_a_model_generates_after_a_session_and_keeps_its_names_and_its_tie() -> 
 
 
 @pytest.mark.parametrize("build", [bert, gpt2])
-def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build: Callable) -> None:
+def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build):
     """One row of positions for each example changes no shape that a random number has."""
     drops = {"hidden_dropout_prob": 0.1} if build is bert else {"embd_pdrop": 0.1}
     model = build(**drops).train()
@@ -98,7 +95,7 @@ def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build: Callabl
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_ids_without_a_row_in_public_records_are_named(frozen: bool) -> None:
+def test_ids_without_a_row_in_public_records_are_named(frozen):
     model, batch = bert(), labelled(padded())
     model.bert.embeddings.requires_grad_(not frozen)
     public = {**batch, "input_ids": batch["input_ids"].clone()}
@@ -113,7 +110,7 @@ def test_ids_without_a_row_in_public_records_are_named(frozen: bool) -> None:
     assert s.ledger.count == 0
 
 
-def test_a_sequence_longer_than_the_positions_is_named() -> None:
+def test_a_sequence_longer_than_the_positions_is_named():
     with pytest.raises(ValueError, match=r"'transformer.wpe' has 12 rows"):
         train(session(gpt2(), modelled(padded(13))), predict_next)
 
@@ -125,8 +122,8 @@ def test_a_sequence_longer_than_the_positions_is_named() -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("build", [bert, gpt2])
 def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
-    build: Callable, attention: str, kind: str | None
-) -> None:
+    build, attention, kind
+):
     model = build(attn_implementation=attention).eval()
     layers = find_layers(model)
     metric = metric_of(layers, kind) if kind else {}
@@ -144,7 +141,7 @@ def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
 # -- adapters --------------------------------------------------------------------------------------
 
 
-def adapted() -> nn.Module:
+def adapted():
     return add_lora(gpt2(), ["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
 
 
@@ -154,7 +151,7 @@ PROBE = TokenNoise(VOCABULARY, 6, min_length=6)
 @pytest.mark.parametrize(
     "settings", [{}, {"preconditioner": KFAC(probe=PROBE, probe_size=8, every=2)}], ids=len
 )
-def test_every_adapter_is_covered_and_moves_and_nothing_else_does(settings: dict) -> None:
+def test_every_adapter_is_covered_and_moves_and_nothing_else_does(settings):
     model = adapted()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     s = session(model, modelled(padded()), **settings)
@@ -166,7 +163,7 @@ def test_every_adapter_is_covered_and_moves_and_nothing_else_does(settings: dict
         assert torch.isfinite(p).all()
 
 
-def test_the_adapters_save_and_load_as_ever(tmp_path: Path) -> None:
+def test_the_adapters_save_and_load_as_ever(tmp_path):
     peft = pytest.importorskip("peft")
     model = adapted()
     train(session(model, modelled(padded())), predict_next)
@@ -176,13 +173,13 @@ def test_the_adapters_save_and_load_as_ever(tmp_path: Path) -> None:
     assert torch.allclose(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
-def test_a_side_without_signal_is_the_identity_until_b_has_moved() -> None:
+def test_a_side_without_signal_is_the_identity_until_b_has_moved():
     """An adapter begins with B = 0: no gradient reaches A, and its output factor is zero."""
     model = adapted()
     layers = find_layers(model)
     kfac = KFAC(sides="both", probe=PROBE, probe_size=32, chunk=16)
 
-    def build(step: int):  # noqa: ANN202
+    def build(step):  # noqa: ANN202
         rules = {layer.name: layer.rule for layer in layers}
         return kfac.build(model, lambda m, loss: capture(m, layers, loss), step, rules)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,60 +17,58 @@ N, STEPS = 20, 3
 X, Y = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def session_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
-) -> Session:
+def session_of(model, optimizer=None, **settings):
     config = PrivacyConfig(expected_batch_size=5, steps=STEPS, **settings)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     return Session(config.with_noise(1.0, 1e-3, N), model, optimizer, (X, Y), verify=False)
 
 
-def step(session: Session) -> None:
+def step(session):
     session.step(next(session.batches()), loss_fn)
 
 
-def step_on_plain_gradients(session: Session) -> None:
+def step_on_plain_gradients(session):
     loss_fn(session.model, (X, Y)).mean().backward()
     session.optimizer.step()
 
 
-def load_other_weights(session: Session) -> None:
+def load_other_weights(session):
     session.model.load_state_dict(nn.Linear(4, 2).state_dict())
 
 
-def write_one_entry(session: Session) -> None:
+def write_one_entry(session):
     with torch.no_grad():
         session.model.weight[0, 0] += 1
 
 
-def replace_data(session: Session) -> None:
+def replace_data(session):
     session.model.weight.data = X[:2].clone()
 
 
-def write_data(session: Session) -> None:
+def write_data(session):
     session.model.weight.data.neg_()
 
 
-def write_array(session: Session) -> None:
+def write_array(session):
     session.model.weight.detach().numpy()[:] = X[:2].flip(0).numpy()
 
 
-def write_vector(session: Session) -> None:
+def write_vector(session):
     nn.utils.vector_to_parameters(X.flatten()[:10].clone(), session.model.parameters())
 
 
-def average_with_past(session: Session) -> None:
+def average_with_past(session):
     average = AveragedModel(session.model, use_buffers=True)
     average.module.weight.data.add_(1)
     for p, mean in zip(session.model.parameters(), average.parameters(), strict=True):
         p.data.copy_(mean)
 
 
-def write_frozen(session: Session) -> None:
+def write_frozen(session):
     session.model.prototypes.data = X[:3].clone()
 
 
@@ -84,8 +78,8 @@ WAYS += [write_array, write_vector, average_with_past]
 
 @pytest.mark.parametrize("write", WAYS)
 def test_weights_that_were_written_between_two_releases_end_the_run_before_the_next(
-    write: Callable, tmp_path: object
-) -> None:
+    write, tmp_path
+):
     with session_of(nn.Linear(4, 2)) as session:
         write(session)  # before the first release any weights may begin
         step(session)
@@ -103,7 +97,7 @@ def test_weights_that_were_written_between_two_releases_end_the_run_before_the_n
         assert session.steps_done == 2
 
 
-def test_a_frozen_parameter_is_guarded_and_equal_values_are_no_change() -> None:
+def test_a_frozen_parameter_is_guarded_and_equal_values_are_no_change():
     model = nn.Linear(4, 2)
     model.prototypes = nn.Parameter(torch.randn(3, 4), requires_grad=False)
     optimizer = torch.optim.SGD([model.weight, model.bias], 0.1)
@@ -123,7 +117,7 @@ class RenormedInForward(nn.Linear):
 
     writes = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.writes:
             self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=1e-3)
         return super().forward(x)
@@ -131,8 +125,8 @@ class RenormedInForward(nn.Linear):
 
 @pytest.mark.parametrize("releases", [0, 1])
 def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
-    releases: int,
-) -> None:
+    releases,
+):
     model = RenormedInForward(4, 2)
     with session_of(model) as session:
         for _ in range(releases):
@@ -143,9 +137,9 @@ def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
         assert session.steps_done == releases
 
 
-def test_a_step_reads_the_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_the_weights_twice(monkeypatch):
     """Behind its passes and behind the optimizer."""
-    reads: list[int] = []
+    reads = []
     digest = weights.digest_tensors
     monkeypatch.setattr(
         weights, "digest_tensors", lambda x, *more: (reads.append(len(x)), digest(x, *more))[1]
@@ -160,13 +154,13 @@ def test_a_step_reads_the_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None
 class ClampedInForward(RenormedInForward):
     """A write in place."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.writes:
             self.weight.data.clamp_(-1e-3, 1e-3)
         return nn.Linear.forward(self, x)
 
 
-def test_a_forward_pass_that_writes_in_place_is_noticed_before_a_release() -> None:
+def test_a_forward_pass_that_writes_in_place_is_noticed_before_a_release():
     model = ClampedInForward(4, 2)
     with session_of(model) as session:
         step(session)
@@ -176,9 +170,7 @@ def test_a_forward_pass_that_writes_in_place_is_noticed_before_a_release() -> No
         assert session.steps_done == 1
 
 
-def make_engine(
-    model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
-) -> Any:
+def make_engine(model=None, optimizer=None):
     model, engine = model or nn.Linear(4, 2), PrivacyEngine(accountant="rdp")
     _, optimizer, loader = engine.make_private(
         module=model,
@@ -188,7 +180,7 @@ def make_engine(
         max_grad_norm=1.0,
     )
 
-    def run() -> None:
+    def run():
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -198,13 +190,13 @@ def make_engine(
     return engine, model, run
 
 
-def make_session() -> Any:
+def make_session():
     session = session_of(nn.Linear(4, 2))
     return session, session.model, lambda: step(session)
 
 
 @pytest.mark.parametrize("make", [make_session, make_engine])
-def test_accepted_weights_are_named_on_the_card(make: Callable, tmp_path: Path) -> None:
+def test_accepted_weights_are_named_on_the_card(make, tmp_path):
     said = {"title": "t", "chosen_by": "fixed", "not_private": {}}
     host, model, run = make()
     with host:
@@ -227,7 +219,7 @@ def test_accepted_weights_are_named_on_the_card(make: Callable, tmp_path: Path) 
     assert reason in (tmp_path / "card" / "privacy_card.md").read_text("utf-8")
 
 
-def test_a_restored_run_remembers_what_was_accepted(tmp_path: Path) -> None:
+def test_a_restored_run_remembers_what_was_accepted(tmp_path):
     with session_of(nn.Linear(4, 2)) as session:
         step(session)
         write_data(session)
@@ -239,7 +231,7 @@ def test_a_restored_run_remembers_what_was_accepted(tmp_path: Path) -> None:
         assert session.unprotected_figures == said and said
 
 
-def test_evaluation_and_an_average_beside_the_model_write_nothing() -> None:
+def test_evaluation_and_an_average_beside_the_model_write_nothing():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 2))
     average = AveragedModel(model)
     with session_of(model) as session:
@@ -253,7 +245,7 @@ def test_evaluation_and_an_average_beside_the_model_write_nothing() -> None:
         assert session.steps_done == STEPS
 
 
-def test_two_sessions_that_share_a_model_refuse_each_other() -> None:
+def test_two_sessions_that_share_a_model_refuse_each_other():
     model = nn.Linear(4, 2)
     with session_of(model) as one, session_of(model) as other:
         step(one)
@@ -263,7 +255,7 @@ def test_two_sessions_that_share_a_model_refuse_each_other() -> None:
         assert one.steps_done == 1
 
 
-def test_a_checkpoint_is_a_door_of_the_session(tmp_path: object) -> None:
+def test_a_checkpoint_is_a_door_of_the_session(tmp_path):
     with session_of(nn.Linear(4, 2)) as session:
         step(session)
         session.save(tmp_path / "checkpoint")
@@ -273,19 +265,19 @@ def test_a_checkpoint_is_a_door_of_the_session(tmp_path: object) -> None:
         assert session.steps_done == 2
 
 
-def replace_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def replace_gradient(optimizer, *_):
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad = torch.ones_like(p)
 
 
-def write_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def write_gradient(optimizer, *_):
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad.add_(1.0)
 
 
-def write_gradient_data(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def write_gradient_data(optimizer, *_):
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad.data.mul_(2.0)
@@ -293,8 +285,8 @@ def write_gradient_data(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 @pytest.mark.parametrize("hook", [replace_gradient, write_gradient, write_gradient_data])
 def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(
-    hook: Callable,
-) -> None:
+    hook,
+):
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -307,14 +299,14 @@ def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_writt
     assert torch.equal(model.weight, before) and len(optimizer._optimizer_step_pre_hooks) == 1
 
 
-def write_weights(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def write_weights(optimizer, *_):
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.data.mul_(0.5)
 
 
 @pytest.mark.parametrize("is_global", [False, True])
-def test_a_pre_hook_that_writes_a_weight_is_refused(is_global: bool) -> None:
+def test_a_pre_hook_that_writes_a_weight_is_refused(is_global):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     register = register_optimizer_step_pre_hook if is_global else optimizer.register_step_pre_hook
@@ -327,7 +319,7 @@ def test_a_pre_hook_that_writes_a_weight_is_refused(is_global: bool) -> None:
         handle.remove()
 
 
-def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release() -> None:
+def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.register_step_post_hook(write_weights)
@@ -346,7 +338,7 @@ def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release() -
         run()
 
 
-def test_a_pre_hook_that_reads_the_release_is_welcome() -> None:
+def test_a_pre_hook_that_reads_the_release_is_welcome():
     model, seen = nn.Linear(4, 2), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.clone()))
@@ -356,7 +348,7 @@ def test_a_pre_hook_that_reads_the_release_is_welcome() -> None:
     assert len(seen) == 2 and len(optimizer._optimizer_step_pre_hooks) == 1
 
 
-def test_a_drawn_batch_cannot_be_overwritten() -> None:
+def test_a_drawn_batch_cannot_be_overwritten():
     with session_of(nn.Linear(4, 2)) as session:
         batch = next(session.batches())
         for array in (batch.indices, batch.rows):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,16 +28,16 @@ from tests.gradients.loop import assert_equals_a_loop, examples
 SHAPE = (1, 16, 16)
 
 
-def cross_entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def cross_entropy(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def images(n: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
+def images(n, shape=SHAPE):
     return 2 * torch.rand(n, *shape, generator=torch.Generator().manual_seed(3)) - 1
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 13)])
-def test_features_of_an_image_depend_on_that_image_alone(shape) -> None:
+def test_features_of_an_image_depend_on_that_image_alone(shape):
     settings = SyntheticEncoder(shape)
     module = settings.build()
     module.train()
@@ -50,21 +49,21 @@ def test_features_of_an_image_depend_on_that_image_alone(shape) -> None:
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
-def test_a_grey_image_is_one_of_three_equal_channels() -> None:
+def test_a_grey_image_is_one_of_three_equal_channels():
     x = images(2)
     grey = SyntheticEncoder(SHAPE).build()(x)
     colour = SyntheticEncoder((3, 16, 16)).build()(x.expand(-1, 3, -1, -1))
     torch.testing.assert_close(grey, colour)
 
 
-def test_a_pool_averages_the_positions() -> None:
+def test_a_pool_averages_the_positions():
     x = images(2, (3, 32, 32))
     fine = SyntheticEncoder((3, 32, 32), pool=8).build()(x)
     coarse = SyntheticEncoder((3, 32, 32), pool=2).build()(x)
     torch.testing.assert_close(fine.unflatten(3, (2, 4)).unflatten(2, (2, 4)).mean((3, 5)), coarse)
 
 
-def test_the_encoder_is_a_function_that_gradients_pass() -> None:
+def test_the_encoder_is_a_function_that_gradients_pass():
     x = images(1).requires_grad_()
     SyntheticEncoder(SHAPE).build()(x).sum().backward()
     assert x.grad.abs().sum() > 0
@@ -79,19 +78,17 @@ def test_the_encoder_is_a_function_that_gradients_pass() -> None:
         ({"shape": SHAPE, "pool": 2.5}, "pool must be an integer >= 1, got 2.5"),
     ],
 )
-def test_settings_that_fit_no_image_are_refused(settings, message) -> None:
+def test_settings_that_fit_no_image_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SyntheticEncoder(**settings)
 
 
-def test_images_of_another_shape_are_refused() -> None:
+def test_images_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"for images of shape \(1, 16, 16\), got \(1, 20, 16\)"):
         SyntheticEncoder(SHAPE).build()(images(1, (1, 20, 16)))
 
 
-def test_a_changed_or_unreadable_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_or_unreadable_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(ValueError, match="cannot be read"):
         SyntheticEncoder(SHAPE, weights=str(tmp_path / "junk.safetensors")).build()
@@ -100,7 +97,7 @@ def test_a_changed_or_unreadable_file_is_refused(
         SyntheticEncoder(SHAPE).build()
 
 
-def test_own_weights_are_taken(tmp_path: Path) -> None:
+def test_own_weights_are_taken(tmp_path):
     torch.manual_seed(0)
     other = encoder.Encoder()
     save_file(other.state_dict(), tmp_path / "own.safetensors")
@@ -112,7 +109,7 @@ def test_own_weights_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_map_has_the_same_energy() -> None:
+def test_every_map_has_the_same_energy():
     settings = JoinedFeatures((Scattering(SHAPE), SyntheticEncoder(SHAPE)), size=400)
     inputs, _ = SyntheticImages(SHAPE).sample(400, torch.Generator().manual_seed(0))
     found = settings.build()(inputs)
@@ -122,12 +119,12 @@ def test_every_map_has_the_same_energy() -> None:
         assert float(part.square().sum(1).mean()) == pytest.approx(ENERGY / 2, rel=0.2)
 
 
-def test_maps_of_different_images_are_refused() -> None:
+def test_maps_of_different_images_are_refused():
     with pytest.raises(ValueError, match="images of one shape"):
         JoinedFeatures((Scattering((1, 16, 16)), SyntheticEncoder((1, 20, 20))))
 
 
-def test_the_probe_of_a_head_is_the_images_through_the_features() -> None:
+def test_the_probe_of_a_head_is_the_images_through_the_features():
     settings = JoinedFeatures((Scattering(SHAPE),), probe=DeadLeaves(SHAPE), size=50)
     module = settings.build()
     found, labels = FeaturesOf(settings, DeadLeaves(SHAPE)).sample(
@@ -137,7 +134,7 @@ def test_the_probe_of_a_head_is_the_images_through_the_features() -> None:
     assert labels is None and torch.equal(found, module(inputs))
 
 
-def test_scales_of_private_data_are_refused() -> None:
+def test_scales_of_private_data_are_refused():
     class Private(PublicData):
         def describe(self):
             return {**super().describe(), "uses_private_data": True}
@@ -147,7 +144,7 @@ def test_scales_of_private_data_are_refused() -> None:
         JoinedFeatures((Scattering(SHAPE),), probe=probe).build()
 
 
-def test_an_image_that_is_not_finite_changes_no_other() -> None:
+def test_an_image_that_is_not_finite_changes_no_other():
     module = JoinedFeatures((Scattering(SHAPE), SyntheticEncoder(SHAPE)), size=20).build()
     x = images(3)
     clean = module(x)
@@ -160,8 +157,8 @@ def test_an_image_that_is_not_finite_changes_no_other() -> None:
 @pytest.mark.quick("2-5")
 @pytest.mark.parametrize(("blocks", "convolutions"), [(1, 2), (2, 5), (6, 16)])
 def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
-    blocks: int, convolutions: int
-) -> None:
+    blocks, convolutions
+):
     features = JoinedFeatures((SyntheticEncoder(SHAPE),), size=50).build()
     features.parts[0].features.unfreeze(blocks)
     model = nn.Sequential(features, nn.Linear(1024, 3)).double()
@@ -172,21 +169,19 @@ def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
 
 
 @pytest.mark.parametrize("blocks", [0, 7, 1.5, True])
-def test_another_number_of_blocks_is_refused(blocks: int) -> None:
+def test_another_number_of_blocks_is_refused(blocks):
     with pytest.raises(ValueError, match=r"unfreeze: blocks must (lie in|be an integer)"):
         SyntheticEncoder(SHAPE).build().unfreeze(blocks)
 
 
-def test_scales_are_measured_once_a_machine_and_not_for_given_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scales_are_measured_once_a_machine_and_not_for_given_images(tmp_path, monkeypatch):
     monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
     settings = JoinedFeatures((Scattering(SHAPE),), size=10)
     x = images(2)
     first = settings.build()(x)
     (file,) = (tmp_path / "cache").iterdir()
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise LookupError
 
     with monkeypatch.context() as patched:
@@ -203,7 +198,7 @@ def test_scales_are_measured_once_a_machine_and_not_for_given_images(
     assert torch.equal(settings.build()(x), first)
     file.unlink()
 
-    def is_full(*_: object) -> None:
+    def is_full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("dpkfc.checkpoint._write_synced", is_full)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ TEXTS = ["the good film", "", "of and to a in is it that was for on with as i", 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a folder with a small encoder of random weights and its tokenizer."""
     path = tmp_path_factory.mktemp("encoder")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
@@ -39,13 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def encoder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TextEncoder:
+def encoder(folder, tmp_path, monkeypatch):
     """Return the encoder, with a cache folder of the test's own."""
     monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
     return TextEncoder(folder)
 
 
-def test_features_have_norm_one_and_depend_on_their_text_alone(encoder: TextEncoder) -> None:
+def test_features_have_norm_one_and_depend_on_their_text_alone(encoder):
     features = LayerMeans(encoder, Whitening(WORDS, size=60))
     together = features(TEXTS)
     assert together.shape == (4, 3 * 8 + 1)
@@ -54,7 +53,7 @@ def test_features_have_norm_one_and_depend_on_their_text_alone(encoder: TextEnco
         assert torch.equal(features([text])[0], row)
 
 
-def test_means_equal_a_loop_without_padding(encoder: TextEncoder) -> None:
+def test_means_equal_a_loop_without_padding(encoder):
     for text, row in zip(TEXTS, encoder.means(TEXTS), strict=True):
         ids = torch.tensor(encoder.tokens([text]))
         states = encoder.model(input_ids=ids, output_hidden_states=True).hidden_states
@@ -62,7 +61,7 @@ def test_means_equal_a_loop_without_padding(encoder: TextEncoder) -> None:
         assert torch.allclose(row, alone, atol=1e-5)
 
 
-def test_whitening_is_the_root_of_the_damped_covariance(encoder: TextEncoder) -> None:
+def test_whitening_is_the_root_of_the_damped_covariance(encoder):
     features = LayerMeans(encoder, Whitening(WORDS, size=60))
     means = encoder.means(WORDS.draw(60)).double()
     covariance = means.T.cov(correction=0)
@@ -72,9 +71,7 @@ def test_whitening_is_the_root_of_the_damped_covariance(encoder: TextEncoder) ->
     assert torch.allclose(root @ damped @ root, torch.eye(24, dtype=torch.float64), atol=1e-3)
 
 
-def test_whitening_is_made_once_a_machine(
-    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_whitening_is_made_once_a_machine(encoder, monkeypatch, tmp_path):
     whitening = Whitening(WORDS, size=20)
     first = LayerMeans(encoder, whitening)(TEXTS)
     (file,) = (tmp_path / "cache").iterdir()
@@ -89,22 +86,20 @@ def test_whitening_is_made_once_a_machine(
     assert not file.exists()
 
 
-def test_without_whitening_directions_stay(encoder: TextEncoder) -> None:
+def test_without_whitening_directions_stay(encoder):
     means = encoder.means(TEXTS)
     features = LayerMeans(encoder, Whitening(size=0))(TEXTS)
     scaled = means / means.norm(dim=1, keepdim=True) / math.sqrt(1.01)
     assert torch.allclose(features[:, :-1], scaled, atol=1e-6)
 
 
-def test_long_texts_are_cut_at_the_window(encoder: TextEncoder) -> None:
+def test_long_texts_are_cut_at_the_window(encoder):
     long = " ".join(["good"] * 100)
     assert encoder.length == 16 and len(encoder.tokens([long])[0]) == 16
 
 
 @pytest.mark.parametrize("broken", ["none", "of another encoder"])
-def test_a_tokenizer_that_is_not_of_the_encoder_is_refused(
-    folder: Path, tmp_path: Path, broken: str
-) -> None:
+def test_a_tokenizer_that_is_not_of_the_encoder_is_refused(folder, tmp_path, broken):
     names = ["config.json", "model.safetensors"]
     for name in names:
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -117,7 +112,7 @@ def test_a_tokenizer_that_is_not_of_the_encoder_is_refused(
     assert len(str(error.value)) <= 160
 
 
-def test_lone_surrogates_and_half_precision_are_read(folder: Path) -> None:
+def test_lone_surrogates_and_half_precision_are_read(folder):
     whole = TextEncoder(folder)
     half = TextEncoder(folder, precision="bfloat16")
     texts = ["the good \ud800 film", "best bad"]
@@ -125,13 +120,13 @@ def test_lone_surrogates_and_half_precision_are_read(folder: Path) -> None:
     assert half.digest != whole.digest
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match="not a text encoder with a tokenizer") as error:
         TextEncoder(tmp_path)
     assert len(str(error.value)) <= 160
 
 
-def test_texts_that_are_not_read_whole_or_not_known_are_counted(encoder: TextEncoder) -> None:
+def test_texts_that_are_not_read_whole_or_not_known_are_counted(encoder):
     from dpkfc.app.pretrained import unread_shares
 
     texts = ["the good film", "", "42", "собака бежит", " ".join(["good"] * 100)]

@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.curvature import DeadLeaves, PublicData, WhiteNoise
 from dpkfc.features import Scattering, standardise
 
 
-def wave(height: int, width: int, sigma: float, frequency: float, turn: float, slant: float):
+def wave(height, width, sigma, frequency, turn, slant):
     """A wave under a Gaussian, summed over copies of the grid, position by position."""
     values = torch.zeros(height, width, dtype=torch.complex128)
     for y in range(height):
@@ -32,7 +31,7 @@ def wave(height: int, width: int, sigma: float, frequency: float, turn: float, s
     return values
 
 
-def morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Tensor:
+def morlet(height, width, scale, angle, angles):
     arguments = (math.pi * angle / angles, 4 / angles)
     sigma, frequency = 0.8 * 2**scale, 3 * math.pi / 4 / 2**scale
     filter_ = wave(height, width, sigma, frequency, *arguments)
@@ -40,7 +39,7 @@ def morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Tens
     return filter_ - envelope * (filter_.sum() / envelope.sum())
 
 
-def convolve(signal: Tensor, filter_: Tensor) -> Tensor:
+def convolve(signal, filter_):
     """A circular convolution as a sum over all pairs of positions."""
     height, width = signal.shape
     result = torch.zeros(height, width, dtype=torch.complex128)
@@ -52,7 +51,7 @@ def convolve(signal: Tensor, filter_: Tensor) -> Tensor:
     return result
 
 
-def scatter(image: Tensor, scales: int, angles: int, order: int) -> Tensor:
+def scatter(image, scales, angles, order):
     """The features of one channel [H, W], by sums alone."""
     step = 2**scales
     height, width = image.shape
@@ -61,16 +60,16 @@ def scatter(image: Tensor, scales: int, angles: int, order: int) -> Tensor:
     # NumPy reflects again where the padding is wider than the image.
     padded = torch.from_numpy(np.pad(image.numpy(), margins, mode="reflect"))
 
-    def sampled(filter_: Tensor, at: int) -> Tensor:
+    def sampled(filter_, at):
         return filter_[:: 2**at, :: 2**at] * 4**at
 
-    def smooth(signal: Tensor, at: int) -> Tensor:
+    def smooth(signal, at):
         low_pass = wave(*wholes, 0.8 * 2 ** (scales - 1), 0.0, 0.0, 1.0)
         result = convolve(signal.to(torch.complex128), sampled(low_pass, at)).real
         result = result[:: step // 2**at, :: step // 2**at]
         return result[1 : 1 + height // step, 1 : 1 + width // step]
 
-    def modulus(signal: Tensor, scale: int, at: int, angle: int) -> Tensor:
+    def modulus(signal, scale, at, angle):
         filter_ = sampled(morlet(*wholes, scale, angle, angles), at)
         result = convolve(signal.to(torch.complex128), filter_).abs()
         return result[:: 2 ** (scale - at), :: 2 ** (scale - at)]
@@ -93,9 +92,7 @@ def scatter(image: Tensor, scales: int, angles: int, order: int) -> Tensor:
     ("shape", "scales", "angles", "order"),
     [((2, 9, 8), 2, 2, 2), ((1, 8, 11), 1, 3, 2), ((1, 8, 8), 2, 2, 1), ((1, 9, 5), 2, 1, 2)],
 )
-def test_features_are_the_sums_written_out(
-    shape: tuple[int, int, int], scales: int, angles: int, order: int
-):
+def test_features_are_the_sums_written_out(shape, scales, angles, order):
     settings = Scattering(shape, scales=scales, angles=angles, order=order)
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     features = settings.build()(x)
@@ -127,7 +124,7 @@ def test_a_constant_image_has_no_waves():
         ({"shape": (1, 3, 28)}, "need images of 4 pixels"),
     ],
 )
-def test_wrong_settings_are_named(arguments: dict, message: str):
+def test_wrong_settings_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         Scattering(**arguments)
 
@@ -155,7 +152,7 @@ def test_scales_are_mean_and_deviation_over_the_probe():
 
 def test_a_constant_channel_keeps_its_scale():
     class Constant(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.cat([x, torch.full_like(x, 2.0)], 1)
 
     scaled = standardise(Constant(), WhiteNoise((1, 4, 4)), size=10)

@@ -13,10 +13,10 @@ STORED = json.loads(PATH.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_keeps_its_plans(recipe: str) -> None:
+def test_a_recipe_keeps_its_plans(recipe):
     assert record(recipe) == STORED[recipe]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_keep_their_plan(name: str) -> None:
+def test_settings_keep_their_plan(name):
     assert record_settings(name) == STORED["settings"][name]

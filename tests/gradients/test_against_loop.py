@@ -13,7 +13,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, PerExample
 from dpkfc.linalg.norms import per_example_norms
-from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
 from tests.gradients.whitened import check, clipped, looped, metric_of, whiten
 
@@ -22,12 +22,12 @@ SIDES = ("identity", "diagonal", "dense", "lowrank")
 
 @pytest.mark.parametrize("kind", [None, *SIDES])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_clipped_sum_equals_a_loop(case: Case, kind: str | None) -> None:
+def test_clipped_sum_equals_a_loop(case, kind):
     check(*build(case), loss_fn, kind)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_any_split_gives_the_same_sum(case: Case) -> None:
+def test_any_split_gives_the_same_sum(case):
     model, batch = build(case)
     layers = find_layers(model)
     metric = metric_of(layers, "dense")
@@ -44,7 +44,7 @@ def test_any_split_gives_the_same_sum(case: Case) -> None:
 
 @pytest.mark.parametrize("kind", SIDES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_every_norm_method_agrees(case: Case, kind: str) -> None:
+def test_every_norm_method_agrees(case, kind):
     model, batch = build(case)
     layers = find_layers(model)
     metric = metric_of(layers, kind)
@@ -60,7 +60,7 @@ def test_every_norm_method_agrees(case: Case, kind: str) -> None:
                 for row in rows
             ]
         )
-        methods: list[str | None] = [None]
+        methods = [None]
         if isinstance(block, (Outer, ConvBlock)):
             methods = ["gram", "materialised"]
             if isinstance(block, Outer) and block.a.shape[1] == 1:
@@ -72,7 +72,7 @@ def test_every_norm_method_agrees(case: Case, kind: str) -> None:
             torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-12)
 
 
-def test_parameters_gradients_and_flags_are_untouched() -> None:
+def test_parameters_gradients_and_flags_are_untouched():
     model, batch = build(CASES[0])
     before = {n: p.clone() for n, p in model.named_parameters()}
     layers = find_layers(model)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from dpkfc.gradients import rules
@@ -21,12 +21,12 @@ N, T, D = 4, 5, 6
 class Reads(nn.Module):
     """Attention whose queries, keys and values are of one, two or three tensors; called twice."""
 
-    def __init__(self, which: str = "xxx", **options) -> None:
+    def __init__(self, which="xxx", **options):
         super().__init__()
         self.first, self.other, self.which = nn.Linear(3, D), nn.Linear(3, D), which
         self.inner = nn.MultiheadAttention(D, 2, **{"batch_first": True, **options})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first, other = self.first(x), self.other(x)
         given = {"x": first, "y": other.tanh(), "z": other[:, :3].sin(), "w": first[:, 1:4].cos()}
         if not self.inner.batch_first:
@@ -38,9 +38,7 @@ class Reads(nn.Module):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("which", ["xxx", "xyy", "xyx", "xzz", "xzw"])
-def test_queries_keys_and_values_of_their_own(
-    which: str, batch_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_keys_and_values_of_their_own(which, batch_first, monkeypatch):
     monkeypatch.setattr(rules, "fallback_gradients", None)
     batch = (randn(N, T, 3),)
     assert_equals_a_loop(
@@ -59,7 +57,7 @@ def test_queries_keys_and_values_of_their_own(
         ("in_proj_bias", "out_proj.weight"),
     ],
 )
-def test_some_of_it_may_be_frozen(frozen: tuple[str, ...]) -> None:
+def test_some_of_it_may_be_frozen(frozen):
     model, batch = Reads("xyy").double(), (randn(N, T, 3),)
     for name in frozen:
         model.inner.get_parameter(name).requires_grad_(False)
@@ -67,18 +65,18 @@ def test_some_of_it_may_be_frozen(frozen: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None:
+def test_dropout_of_attention_weights_is_that_of_the_call(weights):
     """The sum of the examples' gradients is autograd's under the same random numbers, and the
     stream goes on as if untouched.
     """
 
     class Encoder(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.first, self.drop = nn.Linear(3, D), nn.Dropout(0.3)
             self.inner = nn.MultiheadAttention(D, 2, 0.4, batch_first=True)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             x = self.drop(self.first(x))
             read, shown = self.inner(x, x, x, need_weights=weights)
             read = self.drop(read)  # draws after the call that is repeated
@@ -96,7 +94,7 @@ def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_parametrised_buffers_are_no_plain_weights() -> None:
+def test_parametrised_buffers_are_no_plain_weights():
     """The parametrization, which may draw random numbers, would run again after the pass."""
     module = nn.MultiheadAttention(4, 2)
     weight = module.in_proj_weight.detach()
@@ -106,7 +104,7 @@ def test_parametrised_buffers_are_no_plain_weights() -> None:
     assert [layer.rule for layer in find_layers(nn.Sequential(module))] == ["fallback"]
 
 
-def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass() -> None:
+def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass():
     model = Reads().double().eval()
     layers, x = find_layers(model), randn(N, T, 3)
     assert {layer.name: layer.rule for layer in layers} == {

@@ -4,7 +4,6 @@ along a basis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 Made = tuple[Any, list[Tensor]]
 
 
-def looped(loss: Callable[[int], Tensor], *parameters: Tensor) -> list[Tensor]:
+def looped(loss, *parameters):
     """The flat gradient of every example by plain autograd."""
     rows = []
     for n in range(N):
@@ -41,19 +40,19 @@ def looped(loss: Callable[[int], Tensor], *parameters: Tensor) -> list[Tensor]:
     return rows
 
 
-def stack_as_matrix(rows: list[Tensor], d_out: int) -> list[Tensor]:
+def stack_as_matrix(rows, d_out):
     """The entries of weight and bias in the order of one matrix, the bias as its last column."""
     return [torch.cat([g[:-d_out].view(d_out, -1), g[-d_out:, None]], 1).flatten() for g in rows]
 
 
-def linear(positions: int) -> Made:
+def linear(positions):
     module = nn.Linear(3, 4).double()
     x, b = torch.randn(N, positions, 3, dtype=F64), torch.randn(N, positions, 4, dtype=F64)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return Outer(x, b, homogeneous=True), stack_as_matrix(rows, 4)
 
 
-def convolution(form: str) -> Made:
+def convolution(form):
     module = nn.Conv2d(4, 6, 3, groups=2).double()
     x = torch.randn(N, VIEWS, 4, 5, 4, dtype=F64)
     b = torch.randn(N, VIEWS, *module(x[0]).shape[1:], dtype=F64)
@@ -68,32 +67,32 @@ def convolution(form: str) -> Made:
     ](), rows
 
 
-def one_position() -> Made:
+def one_position():
     module = nn.Conv1d(4, 6, 1, groups=2).double()
     x, b = torch.randn(N, 4, 1, dtype=F64), torch.randn(N, 6, 1, dtype=F64)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return conv_block(module, x, b).outer(), stack_as_matrix(rows, 6)
 
 
-def lookup() -> Made:
+def lookup():
     table = torch.randn(5, 3, dtype=F64, requires_grad=True)
     ids, b = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
     ids[:, 1] = ids[:, 0]  # rows that are read twice
     return Lookup(ids, b, 5), looped(lambda n: (F.embedding(ids[n], table) * b[n]).sum(), table)
 
 
-def tied() -> Made:
+def tied():
     weight = torch.randn(5, 3, dtype=F64, requires_grad=True)
     ids, c = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
     a, b = torch.randn(N, 2, 3, dtype=F64), torch.randn(N, 2, 5, dtype=F64)
 
-    def loss(n: int) -> Tensor:
+    def loss(n):
         return (F.embedding(ids[n], weight) * c[n]).sum() + (F.linear(a[n], weight) * b[n]).sum()
 
     return Tied(Lookup(ids, c, 5), Outer(a, b)), looped(loss, weight)
 
 
-def norm() -> Made:
+def norm():
     module = nn.LayerNorm(3).double()
     x, b = torch.randn(N, 3, dtype=F64), torch.randn(N, 3, dtype=F64)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
@@ -101,7 +100,7 @@ def norm() -> Made:
     return PerExample({"weight": whole[:, :3], "bias": whole[:, 3:]}), rows
 
 
-KINDS: dict[str, Callable[[], Made]] = {
+KINDS = {
     "linear": lambda: linear(1),
     "linear on sequences": lambda: linear(2),
     "convolution": lambda: convolution("image"),
@@ -116,27 +115,27 @@ KINDS: dict[str, Callable[[], Made]] = {
 READ_BY_CLIPPING = [name for name in KINDS if name != "patches"]
 
 
-def flat(block: Any) -> Tensor:
+def flat(block):
     """The gradients of a block `[N, numel]`."""
     if isinstance(block, PerExample):
         return torch.cat([g.flatten(1) for g in block.grads.values()], 1)
     return block.per_example().reshape(block.batch_size, -1)
 
 
-def summed(block: Any, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+def summed(block, weights, excluded=None):
     total = block.weighted_sum(weights, excluded)
     if isinstance(total, dict):
         return torch.cat([x.flatten() for x in total.values()])
     return total.flatten()
 
 
-def make_block(name: str) -> tuple[Any, Tensor]:
+def make_block(name):
     torch.manual_seed(0)
     block, rows = KINDS[name]()
     return block, torch.stack(rows)
 
 
-def span_of(block: Any, size: int) -> tuple[Span, Tensor]:
+def span_of(block, size):
     """Directions along which a block is read, and the same as a matrix `[K, size]`."""
     directions = torch.randn(K, size, dtype=F64)
     if isinstance(block, PerExample):
@@ -148,7 +147,7 @@ def span_of(block: Any, size: int) -> tuple[Span, Tensor]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_block_holds_the_gradients_of_single_examples(name: str) -> None:
+def test_a_block_holds_the_gradients_of_single_examples(name):
     block, rows = make_block(name)
     assert block.batch_size == N and block.num_entries == rows.shape[1]
     torch.testing.assert_close(flat(block), rows, **CLOSE)
@@ -156,7 +155,7 @@ def test_a_block_holds_the_gradients_of_single_examples(name: str) -> None:
 
 @pytest.mark.parametrize("start", range(N))
 @pytest.mark.parametrize("name", KINDS)
-def test_the_selected_examples_are_those_that_were_asked_for(name: str, start: int) -> None:
+def test_the_selected_examples_are_those_that_were_asked_for(name, start):
     block, rows = make_block(name)
     for stop in range(start + 1, N + 1):
         part = block.select(slice(start, stop))
@@ -166,7 +165,7 @@ def test_the_selected_examples_are_those_that_were_asked_for(name: str, start: i
 
 @pytest.mark.parametrize(("count", "size"), [(2, 3), (3, 2), (2, 2), (6, 1), (1, 5)])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_merged_rows_have_the_sum_of_their_gradients(name: str, count: int, size: int) -> None:
+def test_merged_rows_have_the_sum_of_their_gradients(name, count, size):
     block, rows = make_block(name)
     expected = rows[: count * size].view(count, size, -1).sum(1)
     merged = block.merge_rows(count, size)
@@ -177,7 +176,7 @@ def test_merged_rows_have_the_sum_of_their_gradients(name: str, count: int, size
 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_the_weighted_sum_leaves_excluded_examples_out(name: str) -> None:
+def test_the_weighted_sum_leaves_excluded_examples_out(name):
     block, rows = make_block(name)
     weights = torch.rand(N, dtype=F64)
     torch.testing.assert_close(summed(block, weights), weights @ rows, **CLOSE)
@@ -186,10 +185,10 @@ def test_the_weighted_sum_leaves_excluded_examples_out(name: str) -> None:
     torch.testing.assert_close(summed(spoilt(block), weights, bad), kept @ rows, **CLOSE)
 
 
-def spoilt(block: Any) -> Any:
+def spoilt(block):
     """The block with NaN in all that its third example holds."""
 
-    def spoil(x: Any) -> Any:
+    def spoil(x):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         x = x.clone()
@@ -205,9 +204,7 @@ def spoilt(block: Any) -> Any:
 
 @pytest.mark.parametrize("elements", [1, 1 << 24], ids=["one at a time", "together"])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_inner_products_are_those_of_the_gradients(
-    name: str, elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inner_products_are_those_of_the_gradients(name, elements, monkeypatch):
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", elements)
     block, rows = make_block(name)
     span, directions = span_of(block, rows.shape[1])
@@ -218,9 +215,7 @@ def test_inner_products_are_those_of_the_gradients(
 
 @pytest.mark.parametrize("method", ["gram", "materialised"])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
-    name: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(name, method, monkeypatch):
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 1)
     # formed once more for the sum
     patch_linalg(monkeypatch, "is_kept", lambda *_: False)
@@ -231,7 +226,7 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
 
 @pytest.mark.parametrize("method", [None, "materialised"])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name: str, method: str | None) -> None:
+def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name, method):
     block, _ = make_block(name)
     empty = block.select(slice(0, 0))
     found = per_example_norms(empty, None, method)
@@ -240,13 +235,13 @@ def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name: str, method: 
 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_a_mask_selects_what_a_slice_of_the_same_examples_selects(name: str) -> None:
+def test_a_mask_selects_what_a_slice_of_the_same_examples_selects(name):
     block, rows = make_block(name)
     mask = torch.arange(N) < 2
     assert torch.equal(flat(block.select(mask)), flat(block.select(slice(0, 2))))
 
 
-def test_every_kind_of_block_is_held_against_the_loop() -> None:
+def test_every_kind_of_block_is_held_against_the_loop():
     kinds = {type(make_block(name)[0]) for name in KINDS}
     assert kinds == {
         Outer,

@@ -20,7 +20,7 @@ from dpkfc.linalg.sides import Dense, Identity
 from tests.patching import patch_linalg
 
 
-def root(d: int, condition: float, seed: int) -> Dense:
+def root(d, condition, seed):
     generator = torch.Generator().manual_seed(seed)
     q, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
     values = torch.logspace(
@@ -29,9 +29,7 @@ def root(d: int, condition: float, seed: int) -> Dense:
     return Dense(((q * values) @ q.T).float(), 1.0)
 
 
-def released(
-    block, metric: Kronecker | Eigenbasis, method: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def released(block, metric, method):
     """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
     it).
     """
@@ -50,9 +48,7 @@ def released(
 @pytest.mark.parametrize("method", ["gram", "materialised"])
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("magnitude", [1e2, 1e3, 1e4, 1e5])
-def test_positions_that_cancel_do_not_hide_a_gradient(
-    method: str, whiten: bool, magnitude: float
-) -> None:
+def test_positions_that_cancel_do_not_hide_a_gradient(method, whiten, magnitude):
     """Pairs ± of large rows plus a small residual: a plain float32 Gram norm can be 61 times too
     small here.
     """
@@ -78,9 +74,7 @@ def test_positions_that_cancel_do_not_hide_a_gradient(
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize("method", ["gram", "materialised"])
-def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(
-    kind: str, method: str
-) -> None:
+def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(kind, method):
     """Norm and sum are two passes in float32 there, and each rounds in its own way."""
     for seed in range(10):
         g = torch.Generator().manual_seed(seed)
@@ -90,7 +84,7 @@ def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(
                 torch.randn(3, 3, 64, generator=g) * 1e4,
             )
             a = torch.cat([big_a, -big_a], 1) + torch.randn(3, 6, 64, generator=g) * 1e-2
-            block: Outer | ConvBlock = Outer(a, torch.cat([big_b, big_b], 1))
+            block = Outer(a, torch.cat([big_b, big_b], 1))
         else:
             x = torch.randn(3, 32, 2, 2, generator=g) * 1e4
             b = torch.randn(3, 48, 2, 2, generator=g) * 1e4
@@ -113,7 +107,7 @@ def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(
     whiten=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, seed) -> None:
+def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, seed):
     t = 1 if method == "rank-one" else t
     g = torch.Generator().manual_seed(seed)
     block = Outer(
@@ -136,7 +130,7 @@ def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, se
     method=st.sampled_from(["gram", "materialised"]),
     groups=st.sampled_from([1, 2]),
 )
-def test_convolutions_are_bounded_too(seed: int, method: str, groups: int) -> None:
+def test_convolutions_are_bounded_too(seed, method, groups):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(3, 4, 6, 5, generator=g) * 10
     block = ConvBlock(
@@ -152,7 +146,7 @@ def test_convolutions_are_bounded_too(seed: int, method: str, groups: int) -> No
     assert bool((norms <= exact * (1 + 1e-2)).all())
 
 
-def test_repeated_ids_that_cancel() -> None:
+def test_repeated_ids_that_cancel():
     g = torch.Generator().manual_seed(0)
     big = torch.randn(3, 8, 5, generator=g) * 1e4
     b = torch.cat([big, -big], 1) + torch.randn(3, 16, 5, generator=g) * 1e-3
@@ -162,7 +156,7 @@ def test_repeated_ids_that_cancel() -> None:
     assert bool((found.norms >= exact * (1 - 1e-6)).all())
 
 
-def test_norms_are_float64_whatever_the_rows_are() -> None:
+def test_norms_are_float64_whatever_the_rows_are():
     """In float32 tiny squares underflow to zero, and an unclipped example follows."""
     block = Outer(torch.full((2, 1, 4), 1e-23), torch.full((2, 1, 1), 1e30))
     norms = per_example_norms(block, Kronecker(Identity(), Identity())).norms
@@ -172,14 +166,14 @@ def test_norms_are_float64_whatever_the_rows_are() -> None:
 
 @pytest.mark.parametrize("shape", [(700, 2, 301), (3, 100_003), (0, 4), (5, 0)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_norms_of_many_rows_equal_those_of_each(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_norms_of_many_rows_equal_those_of_each(shape, dtype):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert torch.allclose(exact_row_norms(x), x.double().square().sum(-1).sqrt(), rtol=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (700, 64), (2, 9, 301), (3, 100_003), (0, 4), (5, 0)])
 @pytest.mark.parametrize("magnitude", [1.0, 1e-25, 1e25])
-def test_upper_bounds_of_long_rows_are_tight(shape: tuple[int, ...], magnitude: float) -> None:
+def test_upper_bounds_of_long_rows_are_tight(shape, magnitude):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * magnitude
     x[..., 1::3] = 0.0
     x[..., 64:200] = 0.0
@@ -191,9 +185,7 @@ def test_upper_bounds_of_long_rows_are_tight(shape: tuple[int, ...], magnitude: 
 
 @pytest.mark.parametrize(("d_in", "d_out"), [(64, 64), (300, 20), (512, 200)])
 @pytest.mark.parametrize("whiten", [False, True])
-def test_an_example_alone_has_the_bound_of_one_among_others(
-    d_in: int, d_out: int, whiten: bool
-) -> None:
+def test_an_example_alone_has_the_bound_of_one_among_others(d_in, d_out, whiten):
     """Where rows are proved their norms come from rows, otherwise from gradients."""
     g = torch.Generator().manual_seed(0)
     a = torch.randn(2, 1, d_in, generator=g)
@@ -204,7 +196,7 @@ def test_an_example_alone_has_the_bound_of_one_among_others(
     torch.testing.assert_close(alone, together, rtol=2e-5, atol=0.0)
 
 
-def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
+def test_autocast_around_a_step_does_not_reach_norms_and_sums():
     from dpkfc.gradients.full_precision import full_precision
 
     a = torch.randn(64, 64)
@@ -214,17 +206,17 @@ def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
         assert (a @ a).dtype == torch.bfloat16
 
 
-def flat_row(d: int, seed: int) -> torch.Tensor:
+def flat_row(d, seed):
     """The direction `[d]` that `root` maps to almost nothing."""
     return directions(d, seed)[:, -1].float()
 
 
-def directions(d: int, seed: int) -> torch.Tensor:
+def directions(d, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
 
 
-def eigenbasis(d: int, seed: int) -> Eigenbasis:
+def eigenbasis(d, seed):
     """The map of two roots, scale by scale."""
     values = torch.logspace(0, -4.5, d)
     q_in, q_out = (directions(d, one).float() for one in (seed, seed + 1))
@@ -234,9 +226,7 @@ def eigenbasis(d: int, seed: int) -> Eigenbasis:
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize("method", ["gram", "materialised", "eigenbasis"])
 @pytest.mark.parametrize("d", [8, 48])
-def test_gradients_along_flat_directions_are_bounded(
-    kind: str, method: str, d: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_along_flat_directions_are_bounded(kind, method, d, monkeypatch):
     """What a map shrinks by 1e4 and more is mostly rounding, which differs from pass to pass."""
     for rule in ("is_kept", "is_always_kept"):
         patch_linalg(monkeypatch, rule, lambda *_: False)
@@ -244,7 +234,7 @@ def test_gradients_along_flat_directions_are_bounded(
         g = torch.Generator().manual_seed(seed)
         sizes = torch.rand(3, 2, 1, generator=g) + 1
         a, b = sizes * flat_row(d, seed), sizes.flip(1) * flat_row(d, seed + 1)
-        block: Outer | ConvBlock = Outer(a, b)
+        block = Outer(a, b)
         if kind == "convolution":
             x, y = (rows.mT.reshape(3, d, 2, 1).contiguous() for rows in (a, b))
             block = ConvBlock(x, y, (1, 1), (1, 1), (0, 0), (1, 1), 1, True, False)

@@ -4,12 +4,10 @@ metric and grouping.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from dpkfc.data.loading import layout
@@ -29,22 +27,22 @@ from tests.gradients.loop import assert_equals_a_loop, examples, record
 class Exponential(nn.Module):
     """With a parameter of its own and a constant buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rate = nn.Parameter(torch.tensor(0.7))
         self.register_buffer("shift", torch.tensor(0.2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.exp(self.rate * x) - self.shift
 
 
-def add_parametrization(module: nn.Module, *names: str) -> nn.Module:
+def add_parametrization(module, *names):
     for name in names:
         parametrize.register_parametrization(module, name, Exponential())
     return module
 
 
-def frozen(module: nn.Module, *names: str) -> nn.Module:
+def frozen(module, *names):
     for name in names:
         module.get_parameter(name).requires_grad_(False)
     return module
@@ -77,19 +75,19 @@ X = (6, 3, 6, 6)
 class Twice(nn.Module):
     """The layer between two others, called once or twice."""
 
-    def __init__(self, inner: nn.Module, times: int) -> None:
+    def __init__(self, inner, times):
         super().__init__()
         self.first, self.inner, self.times = nn.Conv2d(3, 3, 1), inner, times
         self.head = nn.LazyLinear(3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         parts = [
             self.inner(torch.tanh(self.first(x * scale))) for scale in range(1, self.times + 1)
         ]
         return self.head(sum(parts).flatten(1).tanh())
 
 
-def build(case: str, times: int = 1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def build(case, times=1):
     model = Twice(CASES[case](), times)
     model(torch.randn(X))
     return model.double(), (torch.randn(X, dtype=torch.float64), torch.randint(0, 3, X[:1]))
@@ -97,23 +95,21 @@ def build(case: str, times: int = 1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_equals_a_loop(case: str, times: int) -> None:
+def test_equals_a_loop(case, times):
     model, batch = build(case, times)
     assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "computed"
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
 
 
 @pytest.mark.parametrize("case", ["linear", "both", "standardised"])
-def test_rows_of_a_group_are_added_before_they_are_pulled_back(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch):
     """Two records a unit, at two values of the parameters, in chunks: the same as autograd, one
     pull a unit and point.
     """
     model, (x, y) = build(case)
     layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
-    pulled: list[int] = []
+    pulled = []
     original = parametrized.map_examples
     monkeypatch.setattr(
         parametrized, "map_examples", lambda one, g: pulled.append(len(g)) or original(one, g)
@@ -154,7 +150,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(
         )
 
 
-def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
+def test_one_pull_serves_both_uses_and_curvature_sees_single_examples():
     model, batch = build("conv", 2)
     layers = find_layers(model)
     calls = record(model, layers, lambda: loss_fn(model, batch))
@@ -171,7 +167,7 @@ def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     assert all(torch.equal(seen.grads[role], g) for role, g in expected.grads.items())
 
 
-def test_random_weights_are_refused_by_name() -> None:
+def test_random_weights_are_refused_by_name():
     model = Twice(
         parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1
     )
@@ -184,7 +180,7 @@ def test_random_weights_are_refused_by_name() -> None:
         capture(model, find_layers(model), lambda model: loss_fn(model, batch))["inner"]
 
 
-def test_standardised_filters() -> None:
+def test_standardised_filters():
     """Against the formula, filter by filter; a filter without variance is scaled by the floor."""
     standardise = WeightStandardisation(3)
     with torch.no_grad():
@@ -210,7 +206,7 @@ def test_standardised_filters() -> None:
 
 
 @pytest.mark.parametrize("function", [parametrizations.spectral_norm, nn.utils.spectral_norm])
-def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function: Any) -> None:
+def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function):
     model = nn.Sequential(nn.Linear(3, 6), function(nn.Linear(6, 4)))
     with pytest.raises(
         ValueError, match=r"module '1.*power iteration in every forward pass.*eval"
@@ -220,6 +216,6 @@ def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function: Any) -> N
     find_layers(model.eval())
 
 
-def test_a_spectral_norm_of_a_vector_has_nothing_that_moves() -> None:
+def test_a_spectral_norm_of_a_vector_has_nothing_that_moves():
     model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4), "bias"))
     assert [layer.rule for layer in find_layers(model)] == ["computed"]

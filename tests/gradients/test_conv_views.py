@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
@@ -36,12 +36,12 @@ CONVS = {
 N, VIEWS = 3, 4
 
 
-def _frozen(module: nn.Conv2d) -> nn.Conv2d:
+def _frozen(module):
     module.weight.requires_grad_(False)
     return module
 
 
-def _calls(name: str, rows: int, times: int = 1) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+def _calls(name, rows, times=1):
     module = CONVS[name]().double()
     # Some have more than 64 positions, and some fewer.
     shape = (module.in_channels, *(11,) * len(module.kernel_size))
@@ -51,7 +51,7 @@ def _calls(name: str, rows: int, times: int = 1) -> tuple[nn.Module, list[tuple[
 
 @pytest.mark.parametrize("views", [1, VIEWS])
 @pytest.mark.parametrize("name", sorted(set(CONVS) - {"line", "volume"}))
-def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) -> None:
+def test_the_order_of_channels_in_memory_changes_nothing(name, views):
     module, [(x, b)] = _calls(name, N * VIEWS)
     b[:, :, 0] = 0  # positions without a gradient
     b[1] = float("nan")
@@ -71,7 +71,7 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
     torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
 
 
-def test_calls_of_other_shapes_become_patches() -> None:
+def test_calls_of_other_shapes_become_patches():
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]
     assert interleave_calls([conv_block(module, x, b), conv_block(module, small, less)]) is None
@@ -88,11 +88,11 @@ def test_calls_of_other_shapes_become_patches() -> None:
     )
 
 
-def _call(module: nn.Module, x: torch.Tensor, b: torch.Tensor) -> Call:
+def _call(module, x, b):
     return Call(module, (x,), {}, [b], [BatchAxis(0)], [BatchAxis(0)])
 
 
-def _layer(module: nn.Module) -> Layer:
+def _layer(module):
     return Layer(
         "conv",
         (module,),
@@ -102,7 +102,7 @@ def _layer(module: nn.Module) -> Layer:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_position_whose_channels_cancel_counts(last: bool):
+def test_a_position_whose_channels_cancel_counts(last):
     module = nn.Conv2d(2, 4, 1)
     b = torch.zeros(2, 4, 3, 3)
     b[0, :, 1, 1] = torch.tensor([1.0, -1.0, 2.0, -2.0])
@@ -115,9 +115,7 @@ def test_a_position_whose_channels_cancel_counts(last: bool):
 @pytest.mark.parametrize("views", [1, VIEWS])
 @pytest.mark.parametrize("name", sorted(CONVS))
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
-    name: str, views: int, layout: str
-) -> None:
+def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(name, views, layout):
     module, [(x, b)] = _calls(name, N * views)
     if layout == "last":
         x, b = (side.movedim(1, -1).contiguous().movedim(-1, 1) for side in (x, b))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
@@ -13,7 +13,7 @@ from dpkfc.gradients.tape import Tape
 class Holder(nn.Module):
     """Lists and dictionaries of parameters, nested, in containers that are never called."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gains = nn.ParameterList([nn.Parameter(torch.ones(4))])
         self.named = nn.ParameterDict({"shift": nn.Parameter(torch.ones(4))})
@@ -21,18 +21,18 @@ class Holder(nn.Module):
         self.store.deep = nn.ModuleDict({"layer": nn.Linear(4, 4)})
         self.store.bare = nn.Parameter(torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x * self.gains[0] + self.named["shift"]
         return self.store.deep["layer"](x) + self.store.bare
 
 
-def test_parameters_in_containers_belong_to_the_module_that_is_called() -> None:
+def test_parameters_in_containers_belong_to_the_module_that_is_called():
     layers = {layer.name: layer for layer in find_layers(nn.Sequential(Holder()))}
     assert set(layers) == {"0", "0.store.deep.layer"}
     assert set(layers["0"].parameters) == {"gains.0", "named.shift", "store.bare"}
 
 
-def test_a_container_that_nothing_calls_is_refused_by_name() -> None:
+def test_a_container_that_nothing_calls_is_refused_by_name():
     gains = nn.ParameterList([nn.Parameter(torch.ones(3))])
     model = nn.ModuleDict({"layer": nn.Linear(3, 3), "gains": gains})
     with pytest.raises(
@@ -43,7 +43,7 @@ def test_a_container_that_nothing_calls_is_refused_by_name() -> None:
     assert [layer.name for layer in find_layers(model)] == ["layer"]
 
 
-def test_a_module_under_two_names_is_one_layer() -> None:
+def test_a_module_under_two_names_is_one_layer():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.Tanh(), shared)
     layers = find_layers(model)
@@ -52,7 +52,7 @@ def test_a_module_under_two_names_is_one_layer() -> None:
         assert len(shared._forward_hooks) == 1
 
 
-def test_a_layer_without_a_call_contributes_zeros() -> None:
+def test_a_layer_without_a_call_contributes_zeros():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "seen": nn.Linear(4, 3)}).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     tape = Tape(model, find_layers(model), batch_size=5)

@@ -12,8 +12,8 @@ from tests.test_session import net, plan, session
 
 
 def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert DistributedContext.current() == DistributedContext()
@@ -23,8 +23,8 @@ def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(
 
 
 def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.delattr(torch, "accelerator", raising=False)  # torch has it from 2.6 on
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for backends, expected in (
@@ -37,9 +37,9 @@ def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_el
 
 
 def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object) -> None:
+    monkeypatch,
+):
+    def full(*_):
         raise torch.OutOfMemoryError("no room for the sum")
 
     monkeypatch.setattr(context, "flatten", full)
@@ -49,7 +49,7 @@ def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
         DistributedContext(1, 2).sum({"a": torch.ones(2)})
 
 
-def test_without_a_process_group_nothing_is_sent() -> None:
+def test_without_a_process_group_nothing_is_sent():
     ranks = DistributedContext.current()
     assert ranks == DistributedContext() and ranks.is_rank0
     assert list(ranks.shard([3, 4])) == [3, 4]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.eigenbasis_norms import eigenbasis_norms_of_one_position
@@ -18,13 +17,11 @@ from dpkfc.linalg.norms import per_example_norms
 F64 = torch.float64
 
 
-def basis(d: int, generator: torch.Generator) -> Tensor:
+def basis(d, generator):
     return torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=F64)).Q
 
 
-def entry(
-    d_in: int, d_out: int, seed: int = 0, turns: str = "both", condition: float = 30.0
-) -> Eigenbasis:
+def entry(d_in, d_out, seed=0, turns="both", condition=30.0):
     generator = torch.Generator().manual_seed(seed)
     scale = condition ** -torch.rand(d_out, d_in, generator=generator, dtype=F64)
     return Eigenbasis(
@@ -34,7 +31,7 @@ def entry(
     )
 
 
-def explicit(of: Eigenbasis) -> Tensor:
+def explicit(of):
     """The map as one matrix on the row-major vec of a `[d_out, d_in]` gradient."""
     d_out, d_in = of.scale.shape
     eye = torch.eye
@@ -44,18 +41,18 @@ def explicit(of: Eigenbasis) -> Tensor:
     return q @ torch.diag(of.scale.double().flatten()) @ q.T
 
 
-def exact_norms(gradients: Tensor, of: Eigenbasis, groups: int = 1) -> Tensor:
+def exact_norms(gradients, of, groups=1):
     z = gradients.double().flatten(1) @ explicit(of)
     return z.square().sum(1).view(-1, groups).sum(1).sqrt()
 
 
-def single(of: Eigenbasis) -> Eigenbasis:
+def single(of):
     """The same map in float32."""
     tensors = (of.scale, of.input, of.output)
     return Eigenbasis(*(None if x is None else x.float() for x in tensors))
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+def randn(*shape, seed=0, dtype=F64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
@@ -101,13 +98,13 @@ BLOCKS = {
 }
 
 
-def dims(block: Outer | ConvBlock) -> tuple[int, int]:
+def dims(block):
     return block.d_in, block.d_out if isinstance(block, ConvBlock) else block.b.shape[2]
 
 
 @pytest.mark.parametrize("turns", ["both", "input", "output", "none"])
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_norms_and_sums_equal_the_explicit_matrix(kind: str, turns: str) -> None:
+def test_norms_and_sums_equal_the_explicit_matrix(kind, turns):
     block = BLOCKS[kind](F64)
     metric = entry(*dims(block), turns=turns)
     found = per_example_norms(block, metric)
@@ -127,7 +124,7 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind: str, turns: str) -> None
 
 
 @pytest.mark.parametrize("output", [False, True])
-def test_tables_equal_the_explicit_matrix(output: bool) -> None:
+def test_tables_equal_the_explicit_matrix(output):
     ids = torch.tensor([[0, 3, 0, 1], [2, 2, 2, 2], [4, 1, 3, 0]])
     block = Lookup(ids, randn(3, 4, 3), 5)
     metric = entry(5, 3, turns="output" if output else "none")
@@ -139,7 +136,7 @@ def test_tables_equal_the_explicit_matrix(output: bool) -> None:
 
 @pytest.mark.parametrize("turns", ["both", "none"])
 @pytest.mark.parametrize(("s", "t"), [(3, 2), (3, 0), (0, 2)])
-def test_tied_tables_equal_the_explicit_matrix(s: int, t: int, turns: str) -> None:
+def test_tied_tables_equal_the_explicit_matrix(s, t, turns):
     ids = torch.randint(0, 5, (4, s), generator=torch.Generator().manual_seed(2))
     block = Tied(
         Lookup(ids, randn(4, s, 3), 5), Outer(randn(4, t, 3, seed=1), randn(4, t, 5, seed=2))
@@ -152,7 +149,7 @@ def test_tied_tables_equal_the_explicit_matrix(s: int, t: int, turns: str) -> No
 # -- upper bounds in float32 -----------------------------------------------------------------------
 
 
-def released(block, metric: Eigenbasis) -> tuple[Tensor, Tensor]:
+def released(block, metric):
     """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
     it).
     """
@@ -173,12 +170,10 @@ def released(block, metric: Eigenbasis) -> tuple[Tensor, Tensor]:
     condition=st.sampled_from([1.0, 1e2, 1e4]),
     seed=st.integers(0, 10_000),
 )
-def test_norms_are_upper_bounds_where_positions_cancel(
-    kind: str, magnitude: float, condition: float, seed: int
-) -> None:
+def test_norms_are_upper_bounds_where_positions_cancel(kind, magnitude, condition, seed):
     """Pairs ± of large rows plus a residual many digits below them."""
 
-    def pairs(n: int, t: int, d: int, sign: int, seed: int) -> Tensor:
+    def pairs(n, t, d, sign, seed):
         big = randn(n, t // 2, d, seed=seed, dtype=torch.float32) * magnitude
         return torch.cat([big, sign * big], 1) + 1e-2 * randn(
             n, t, d, seed=seed + 1, dtype=torch.float32
@@ -215,9 +210,7 @@ def test_norms_are_upper_bounds_where_positions_cancel(
 
 @pytest.mark.parametrize("turns", ["both", "none"])
 @pytest.mark.parametrize(("small", "large"), [(1e-23, 1e30), (1e-30, 1e25), (1e20, 1e15)])
-def test_squares_of_tiny_and_huge_rows_neither_vanish_nor_overflow(
-    small: float, large: float, turns: str
-) -> None:
+def test_squares_of_tiny_and_huge_rows_neither_vanish_nor_overflow(small, large, turns):
     block = Outer(torch.full((2, 1, 4), small), torch.full((2, 1, 3), large))
     metric = single(entry(4, 3, turns=turns))
     exact = exact_norms(block.b.double().mT @ block.a.double(), metric)
@@ -227,7 +220,7 @@ def test_squares_of_tiny_and_huge_rows_neither_vanish_nor_overflow(
     assert bool((per_example_norms(block, metric).norms >= exact * (1 - 1e-6)).all())
 
 
-def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone() -> None:
+def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone():
     block = BLOCKS["one position"](F64)
     a = block.a.clone()
     a[1] = float("nan")

@@ -4,12 +4,10 @@ float64.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from dpkfc import PrivacyConfig, Session
@@ -26,7 +24,7 @@ N, T, D = (
 # -- attention -------------------------------------------------------------------------------------
 
 
-def test_attention_whose_batch_is_not_where_it_says() -> None:
+def test_attention_whose_batch_is_not_where_it_says():
     model = nn.MultiheadAttention(D, 2).double()
     x = randn(3, 5, D)
     with pytest.raises(ValueError, match="MultiheadAttention hides the batch axis"):
@@ -38,7 +36,7 @@ def test_attention_whose_batch_is_not_where_it_says() -> None:
 # -- modules a user may write ----------------------------------------------------------------------
 
 
-def test_bags_of_ids_with_offsets_are_refused() -> None:
+def test_bags_of_ids_with_offsets_are_refused():
     """One list of ids for the whole batch: no argument says which of them are whose until it is
     read.
     """
@@ -49,10 +47,10 @@ def test_bags_of_ids_with_offsets_are_refused() -> None:
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before: bool) -> None:
+def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before):
     """They see outputs before the tape does, so that no pass of several examples is proved."""
 
-    def change(module: nn.Module, args: Any, *output: Tensor) -> Any:
+    def change(module, args, *output):
         if not isinstance(module, nn.Linear):
             return None
         return 0.5 * output[0].sin() if output else (args[0].exp(),)
@@ -82,17 +80,17 @@ def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before: bool) -
     torch.testing.assert_close(change_of_weights, sum(expected[i] for i in rows), atol=1e-6, rtol=0)
 
 
-def test_under_autocast_inputs_are_narrower_than_the_parameters() -> None:
+def test_under_autocast_inputs_are_narrower_than_the_parameters():
     model = nn.Sequential(
         nn.Linear(3, D), nn.TransformerEncoderLayer(D, 2, 6, dropout=0.0, batch_first=True)
     )
     x = torch.randn(3, 5, 3)
 
-    def cast(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def cast(m, batch):
         with torch.autocast("cpu", torch.bfloat16):
             return (m(*batch)[..., 0].float() - 2).square().sum(1)
 
-    def plain(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def plain(m, batch):
         return (m(*batch)[..., 0] - 2).square().sum(1)
 
     found, expected = taped(model, cast, (x,), 3), taped(model, plain, (x,), 3)
@@ -105,15 +103,15 @@ def test_under_autocast_inputs_are_narrower_than_the_parameters() -> None:
 
 
 class Noisy(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.dropout(x * self.gain, 0.5, self.training)
 
 
-def test_randomness_that_no_module_declares_is_refused() -> None:
+def test_randomness_that_no_module_declares_is_refused():
     model = nn.Sequential(nn.Linear(3, 3), Noisy()).double()
     with pytest.raises(
         ValueError, match="Noisy hides the batch axis: it holds parameters and draws random numbers"
@@ -126,15 +124,15 @@ def test_randomness_that_no_module_declares_is_refused() -> None:
 class Read(nn.Module):
     """Uses its parameter in a way that cannot be followed, with another module behind."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.gain, self.inner = nn.Parameter(torch.randn(D)), inner
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x @ torch.diag(self.gain))
 
 
-def test_dropout_inside_is_refused_by_name_and_without_effect_accepted() -> None:
+def test_dropout_inside_is_refused_by_name_and_without_effect_accepted():
     model = nn.Sequential(nn.Linear(3, D), Read(nn.Dropout(0.1))).double()
     batch = (randn(N, T, 3),)
     with pytest.raises(
@@ -148,19 +146,19 @@ def test_dropout_inside_is_refused_by_name_and_without_effect_accepted() -> None
 class Remembering(nn.Module):
     """Stores what it computes and counts its calls, as some attention modules do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(randn(D, D))
-        self.doubled: Tensor | None = None
+        self.doubled = None
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.doubled = 2 * self.weight
         self.calls += 1
         return torch.einsum("ni,ij->nj", x, self.doubled).tanh()
 
 
-def test_a_repeated_pass_leaves_no_trace_on_a_module() -> None:
+def test_a_repeated_pass_leaves_no_trace_on_a_module():
     model = nn.Sequential(Remembering(), nn.Linear(D, 2, dtype=torch.float64))
     batch = (randn(N, D),)
     taped(model, loss_fn, batch, N)

@@ -4,11 +4,9 @@ trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
@@ -17,7 +15,7 @@ from tests.gradients.loop import record
 DEPTH = 6
 
 
-def visited(losses: Tensor, differentiate: Callable[[], object]) -> int:
+def visited(losses, differentiate):
     """Autograd nodes that run while something is differentiated."""
     nodes, stack, ran = set(), [losses.grad_fn], []
     while stack:
@@ -32,7 +30,7 @@ def visited(losses: Tensor, differentiate: Callable[[], object]) -> int:
     return len(ran)
 
 
-def stack(trained: set[int]) -> nn.Module:
+def stack(trained):
     model = nn.Sequential(
         nn.Embedding(5, 4), *[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(DEPTH)]
     )
@@ -42,23 +40,23 @@ def stack(trained: set[int]) -> nn.Module:
     return model
 
 
-def run(model: nn.Module, ids: Tensor) -> tuple[int, set[str]]:
+def run(model, ids):
     tape = Tape(model, find_layers(model))
     with tape:
         losses = model(ids).square().flatten(1).sum(1)
-    calls: dict = {}
+    calls = {}
     count = visited(losses, lambda: calls.update(tape.backward(losses)))
     return count, set(calls)
 
 
-def test_no_backward_runs_below_the_lowest_trained_layer() -> None:
+def test_no_backward_runs_below_the_lowest_trained_layer():
     ids = torch.randint(0, 5, (3, 4))
     counts = [run(stack({i}), ids)[0] for i in range(DEPTH + 1)]
     assert all(low > high for low, high in zip(counts, counts[1:], strict=False))
     assert counts[-1] <= 6
 
 
-def test_frozen_layers_above_pass_gradients_on_and_record_nothing() -> None:
+def test_frozen_layers_above_pass_gradients_on_and_record_nothing():
     model, ids = stack({1}), torch.randint(0, 5, (3, 4))
     assert run(model, ids)[1] == {"1.0"}
     with Tape(model, find_layers(model)):
@@ -68,7 +66,7 @@ def test_frozen_layers_above_pass_gradients_on_and_record_nothing() -> None:
     assert hooked == ["", "1.0"]  # the model's own hook reads how many examples there are
 
 
-def test_an_input_that_requires_a_gradient_is_not_differentiated() -> None:
+def test_an_input_that_requires_a_gradient_is_not_differentiated():
     """As gradient checkpointing of frozen models asks for it."""
     model = stack({3})
     x = torch.randn(3, 4, 4, requires_grad=True)
@@ -82,7 +80,7 @@ def test_an_input_that_requires_a_gradient_is_not_differentiated() -> None:
     assert x.grad is None
 
 
-def test_no_weight_gradient_is_ever_computed() -> None:
+def test_no_weight_gradient_is_ever_computed():
     """Of a linear layer one backward pass computes the product with the weight alone."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
     with torch.profiler.profile() as profile:
@@ -91,7 +89,7 @@ def test_no_weight_gradient_is_ever_computed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_a_matrix_without_entries_is_refused_until_it_is_frozen() -> None:
+def test_a_matrix_without_entries_is_refused_until_it_is_frozen():
     model = nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 2))
     for name in ("0.weight", "0.bias", "1.weight"):
         with pytest.raises(ValueError, match=f"parameter '{name}' has no entries"):

@@ -4,22 +4,20 @@ afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
 
 from dpkfc.gradients.full_precision import full_precision
 
-backends: Any = torch.backends
+backends = torch.backends
 pytestmark = pytest.mark.skipif(
     not hasattr(backends.cuda.matmul, "fp32_precision"), reason="torch has one set of switches"
 )
 
 
-def _operations() -> dict[str, Any]:
+def _operations():
     held = {
         "cuda.matmul": backends.cuda.matmul,
         "cudnn.conv": backends.cudnn.conv,
@@ -30,9 +28,9 @@ def _operations() -> dict[str, Any]:
     }
 
 
-def _state() -> dict[str, Any]:
-    state: dict[str, Any] = {name: x.fp32_precision for name, x in _operations().items()}
-    old: dict[str, Callable[[], Any]] = {
+def _state():
+    state = {name: x.fp32_precision for name, x in _operations().items()}
+    old = {
         "float32": torch.get_float32_matmul_precision,
         "cudnn": lambda: backends.cudnn.allow_tf32,
         "cuda": lambda: backends.cuda.matmul.allow_tf32,
@@ -47,7 +45,7 @@ def _state() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before():
     held, old, tops = (
         _state(),
         torch.get_float32_matmul_precision(),
@@ -67,7 +65,7 @@ def _as_before() -> Iterator[None]:
     assert _state() == held
 
 
-def _new(path: str, value: str) -> Callable[[], None]:
+def _new(path, value):
     owner = backends
     for name in path.split(".") if path else ():
         owner = getattr(owner, name)
@@ -103,7 +101,7 @@ def _new(path: str, value: str) -> Callable[[], None]:
         "all",
     ],
 )
-def test_every_switch_is_off_inside_and_back_afterwards(choose: Callable[[], None]) -> None:
+def test_every_switch_is_off_inside_and_back_afterwards(choose):
     choose()
     before = _state()
     with full_precision():
@@ -115,7 +113,7 @@ def test_every_switch_is_off_inside_and_back_afterwards(choose: Callable[[], Non
     assert _state() == before
 
 
-def test_a_later_choice_of_the_user_still_reaches_every_operation() -> None:
+def test_a_later_choice_of_the_user_still_reaches_every_operation():
     backends.fp32_precision = "tf32"
     with full_precision():
         pass

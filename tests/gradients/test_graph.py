@@ -33,11 +33,11 @@ def own_captures():
     torch.set_default_dtype(torch.float32)
 
 
-def classify(model: nn.Module, batch: Any) -> Tensor:
+def classify(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def rows(n: int, *shape: int, words: int = 0) -> tuple[Tensor, Tensor]:
+def rows(n, *shape, words=0):
     x = torch.randint(words, (n, *shape)) if words else torch.randn(n, *shape)
     return x, torch.randint(3, (n,))
 
@@ -45,17 +45,17 @@ def rows(n: int, *shape: int, words: int = 0) -> tuple[Tensor, Tensor]:
 class Net(nn.Module):
     """Modules and a function of them."""
 
-    def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
+    def __init__(self, forward, **parts):
         super().__init__()
         self.run = forward
         for name, part in parts.items():
             setattr(self, name, part)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.run(self, x)
 
 
-def error(passes: GraphPasses, model: nn.Module, loss_fn: Loss, batch: Any) -> float:
+def error(passes, model, loss_fn, batch):
     """Return the relative error of a clipped sum beside plain autograd on single examples."""
     n = len(batch[0])
     calls = passes.calls(loss_fn, None, batch, n, torch.sum)
@@ -72,14 +72,14 @@ def error(passes: GraphPasses, model: nn.Module, loss_fn: Loss, batch: Any) -> f
     return relative_error(summer.result(), clipped_sum(gradients, clip))
 
 
-def mlp(*inner: nn.Module) -> nn.Module:
+def mlp(*inner):
     return nn.Sequential(nn.Linear(4, 6), *inner, nn.Tanh(), nn.Linear(6, 3))
 
 
-def _language() -> nn.Module:
+def _language():
     """A tied table, positions, attention and a class token, as transformers have them."""
 
-    def forward(m: Net, ids: Tensor) -> Tensor:
+    def forward(m, ids):
         x = m.table(ids) + m.places[: ids.shape[1]]
         x = torch.cat([m.token.expand(len(ids), -1, -1), x], 1)
         h = m.layer(x)
@@ -96,7 +96,7 @@ def _language() -> nn.Module:
     )
 
 
-def _images() -> nn.Module:
+def _images():
     """Convolutions of several kinds, group norm and a weight that is computed."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
@@ -111,10 +111,10 @@ def _images() -> nn.Module:
     )
 
 
-def _uses() -> nn.Module:
+def _uses():
     """One matrix is multiplied, summed, transposed and indexed; experts are one tensor."""
 
-    def forward(m: Net, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = torch.tanh(F.linear(x, m.w) + m.w.sum(1))
         h = torch.einsum("ni,eio->neo", h, m.experts).sum(1)
         return F.linear(h, m.w.T)[:, :3] + m.w[x[:, :3].argmax(1)][:, :3]
@@ -124,8 +124,8 @@ def _uses() -> nn.Module:
     )
 
 
-def _recurrent() -> nn.Module:
-    def forward(m: Net, x: Tensor) -> Tensor:
+def _recurrent():
+    def forward(m, x):
         return m.head(m.cell(x)[0][:, -1])
 
     return Net(forward, cell=nn.LSTM(4, 3, batch_first=True), head=nn.Linear(3, 3))
@@ -135,7 +135,7 @@ def _recurrent() -> nn.Module:
     ("make", "shape", "words"),
     [(_language, (5,), 11), (_images, (2, 6, 6), 0), (_uses, (4,), 0), (_recurrent, (3, 4), 0)],
 )
-def test_one_capture_equals_single_examples_at_every_size(make, shape, words) -> None:
+def test_one_capture_equals_single_examples_at_every_size(make, shape, words):
     model = make()
     passes = GraphPasses(model, find_layers(model))
     for n in (2, 7, 3):
@@ -143,7 +143,7 @@ def test_one_capture_equals_single_examples_at_every_size(make, shape, words) ->
     assert passes.captures == 1
 
 
-def test_lengths_of_sequences_share_a_graph() -> None:
+def test_lengths_of_sequences_share_a_graph():
     model = _language()
     passes = GraphPasses(model, find_layers(model))
     for n, length in ((2, 5), (3, 4), (5, 3)):
@@ -156,47 +156,47 @@ def test_lengths_of_sequences_share_a_graph() -> None:
 
 class _Squared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
+    def forward(ctx, h):
         return h.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx, g):
         return g - g.mean(0)
 
 
-def _counted(m: Net, x: Tensor) -> Tensor:
+def _counted(m, x):
     m.count = m.count + 1
     return m.body(x)
 
 
-def _keep(m: Net, x: Tensor) -> Tensor:
+def _keep(m, x):
     h = m.body(x)
     m.last = h.detach().mean(0)
     return h
 
 
-def _buffered(m: Net, x: Tensor) -> Tensor:
+def _buffered(m, x):
     h = m.body(x)
     m.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
     return h
 
 
-_seen: list[Tensor] = []
+_seen = []
 
 
-def _listed(m: Net, x: Tensor) -> Tensor:
+def _listed(m, x):
     h = m.body(x)
     _seen.append(h.detach())
     return h
 
 
-def _hooked(m: Net, x: Tensor) -> Tensor:
+def _hooked(m, x):
     h = m.body(x)
     h.register_hook(lambda g: g - g.mean(0))
     return h
 
 
-def _after(change: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
+def _after(change):
     return lambda m, x: change(m.body(x))
 
 
@@ -226,7 +226,7 @@ def _after(change: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor
         _hooked,
     ],
 )
-def test_a_program_that_mixes_or_remembers_is_not_captured(forward) -> None:
+def test_a_program_that_mixes_or_remembers_is_not_captured(forward):
     model = Net(forward, body=nn.Linear(4, 3))
     model.count, model.last = 0, None
     model.register_buffer("mean", torch.zeros(3))
@@ -237,8 +237,8 @@ def test_a_program_that_mixes_or_remembers_is_not_captured(forward) -> None:
     assert not model.mean.any()
 
 
-def test_what_is_detached_or_frozen_has_no_gradient() -> None:
-    def forward(m: Net, x: Tensor) -> Tensor:
+def test_what_is_detached_or_frozen_has_no_gradient():
+    def forward(m, x):
         with torch.no_grad():
             target = m.head(torch.tanh(m.body(x)))
         h = m.body(x)
@@ -255,17 +255,17 @@ def test_what_is_detached_or_frozen_has_no_gradient() -> None:
 # -- what changes between two steps ----------------------------------------------------------------
 
 
-def test_a_changed_program_is_captured_anew() -> None:
+def test_a_changed_program_is_captured_anew():
     model = mlp(nn.Dropout(0.5))
     model.eval()
     scale, table = 1.0, torch.ones(3)
 
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    def loss_fn(model, batch):
         return F.cross_entropy(model(batch[0]) * scale * table, batch[1], reduction="none")
 
     passes = GraphPasses(model, find_layers(model))
 
-    def check(captures: int) -> None:
+    def check(captures):
         assert error(passes, model, loss_fn, rows(5, 4)) < 1e-10
         assert passes.captures == captures
 
@@ -289,7 +289,7 @@ def test_a_changed_program_is_captured_anew() -> None:
     assert passes.captures == 6
 
 
-def test_a_hook_that_mixes_after_the_first_step_is_refused() -> None:
+def test_a_hook_that_mixes_after_the_first_step_is_refused():
     model = mlp()
     passes = GraphPasses(model, find_layers(model))
     assert error(passes, model, classify, rows(5, 4)) < 1e-10
@@ -297,11 +297,11 @@ def test_a_hook_that_mixes_after_the_first_step_is_refused() -> None:
     assert passes.calls(classify, None, rows(5, 4), 5, torch.sum) is None
 
 
-def test_the_data_set_outside_of_the_batch_is_refused_by_name() -> None:
+def test_the_data_set_outside_of_the_batch_is_refused_by_name():
     model, (x, y) = mlp(), rows(20, 4)
     passes = GraphPasses(model, find_layers(model), [x])
 
-    def centred(model: nn.Module, batch: Any) -> Tensor:
+    def centred(model, batch):
         return classify(model, (batch[0] - x.mean(0), batch[1]))
 
     with pytest.raises(StateChangedError, match=r"reads the private data set by .*x"):
@@ -312,10 +312,10 @@ def test_the_data_set_outside_of_the_batch_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("settings", ["plain", "kfac", "disk", "views", "units"])
-def test_a_session_releases_the_same_with_graphs(settings, monkeypatch) -> None:
+def test_a_session_releases_the_same_with_graphs(settings, monkeypatch):
     torch.set_default_dtype(torch.float32)
     x, y = torch.randn(24, 1, 6, 6), torch.randint(3, (24,))
-    options: dict[str, Any] = {}
+    options = {}
     if settings == "kfac":
         options["preconditioner"] = KFAC(probe=PinkNoise((1, 6, 6)), probe_size=16)
     if settings == "disk":

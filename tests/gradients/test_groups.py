@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from tests.gradients.cases import CASES, Case, build, loss_fn, reader
+from tests.gradients.cases import CASES, build, loss_fn, reader
 from tests.gradients.whitened import looped
 from tests.zoo.brute_force import clipped_sum as clipped_sum_of
 from tests.zoo.brute_force import norm_of
@@ -18,7 +17,7 @@ from tests.zoo.brute_force import norm_of
 SIZES = (3, 1, 2, 3)
 
 
-def table() -> Tensor:
+def table():
     """Four units of these sizes over rows 0..8, which do not lie in order."""
     order = torch.tensor([4, 0, 8, 2, 6, 1, 3, 5, 7])
     rows, start = [], 0
@@ -28,9 +27,7 @@ def table() -> Tensor:
     return torch.tensor(rows)
 
 
-def brute_force(
-    model: nn.Module, batch: tuple[Tensor, Tensor], reduction: str, bound: float
-) -> tuple[dict[str, Tensor], Tensor]:
+def brute_force(model, batch, reduction, bound):
     """One unit at a time: the gradient of the mean (sum) of its losses, clipped."""
     rows = looped(model, batch, loss_fn)
     units = []
@@ -41,7 +38,7 @@ def brute_force(
     return clipped_sum_of(units, bound), torch.tensor([norm_of(g) for g in units]).double()
 
 
-def summed(model, layers, clip, data, batches) -> tuple[dict[str, Tensor], Tensor]:
+def summed(model, layers, clip, data, batches):
     return clipped_sum(
         model,
         layers,
@@ -54,7 +51,7 @@ def summed(model, layers, clip, data, batches) -> tuple[dict[str, Tensor], Tenso
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_unit_is_clipped_once(case: Case) -> None:
+def test_a_unit_is_clipped_once(case):
     model, (x, y) = build(case, n=9)
     layers = find_layers(model)
     for reduction, bound, multiple in (("mean", None, None), ("sum", 3, None), ("mean", 8, 4)):
@@ -72,7 +69,7 @@ def test_a_unit_is_clipped_once(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_padding_changes_nothing(case: Case) -> None:
+def test_padding_changes_nothing(case):
     model, (x, y) = build(case, n=7)
     layers, sums = find_layers(model), []
     for multiple in (None, 4, 16):
@@ -86,11 +83,11 @@ def test_padding_changes_nothing(case: Case) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 8])
-def test_a_broken_record_voids_its_unit_alone(padding: int | None) -> None:
+def test_a_broken_record_voids_its_unit_alone(padding):
     model, (x, y) = build(CASES[1], n=9)
     layers = find_layers(model)
 
-    def sum_of(inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    def sum_of(inputs, rows):
         parts = layout(rows.numpy(), None, padding)
         batches = [((inputs[p.records], y[p.records]), p) for p in parts]
         return summed(model, layers, Clip(0.5), (inputs, y), batches)[0]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc import register_layer_rule
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layers import Call
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples, record
@@ -23,17 +20,17 @@ class Scale(nn.Module):
     feature.
     """
 
-    def __init__(self, width: int = D) -> None:
+    def __init__(self, width=D):
         super().__init__()
         self.gain = nn.Parameter(torch.randn(width))
         self.offset = nn.Parameter(torch.randn(width))
 
-    def forward(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+    def forward(self, x, factor=None):
         scaled = x * self.gain
         return (scaled if factor is None else scaled * factor) + self.offset
 
 
-def scale_rule(call: Call) -> Mapping[str, Tensor]:
+def scale_rule(call):
     g = call.gradient
     x = call.input * call.kwargs.get("factor", torch.ones(())).to(g)
     return {"gain": (g * x).reshape(-1, D).sum(0), "offset": g.reshape(-1, D).sum(0)}
@@ -47,13 +44,13 @@ class Net(nn.Module):
     first.
     """
 
-    def __init__(self, calls: int = 1, time_first: bool = False, factor: bool = False) -> None:
+    def __init__(self, calls=1, time_first=False, factor=False):
         super().__init__()
         self.first, self.scale, self.last = nn.Linear(3, D), Scale(), nn.Linear(D, 2)
         self.calls, self.time_first = calls, time_first
         self.register_buffer("factor", torch.rand(D) if factor else None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.first(x)
         if self.time_first:
             x = x.transpose(0, 1)
@@ -66,16 +63,14 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def loss_fn(model, batch):
     return model(batch[0]).flatten(1).sin().sum(1)
 
 
 @pytest.mark.parametrize("shape", [(N, 3), (N, T, 3)], ids=["rows", "sequences"])
 @pytest.mark.parametrize("calls", [1, 2], ids=["one call", "two calls"])
 @pytest.mark.parametrize("factor", [False, True], ids=["plain", "shared input"])
-def test_a_registered_rule_gives_the_gradients_of_autograd(
-    shape: tuple[int, ...], calls: int, factor: bool
-) -> None:
+def test_a_registered_rule_gives_the_gradients_of_autograd(shape, calls, factor):
     torch.manual_seed(0)
     model = Net(calls, factor=factor).double()
     batch = (torch.randn(*shape, dtype=torch.float64),)
@@ -83,14 +78,14 @@ def test_a_registered_rule_gives_the_gradients_of_autograd(
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
 
 
-def test_the_rule_sees_the_examples_in_front() -> None:
+def test_the_rule_sees_the_examples_in_front():
     torch.manual_seed(0)
     model = Net(time_first=True).double()
     batch = (torch.randn(N, T, 3, dtype=torch.float64),)
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
 
 
-def test_the_rule_and_not_the_fallback_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_and_not_the_fallback_is_called(monkeypatch):
     monkeypatch.setattr("dpkfc.gradients.rules.fallback_gradients", None)
     model = Net()
     layers, x = find_layers(model), torch.randn(N, 3)
@@ -99,7 +94,7 @@ def test_the_rule_and_not_the_fallback_is_called(monkeypatch: pytest.MonkeyPatch
     assert set(blocks_of(layer, calls["scale"], N).grads) == {"gain", "offset"}
 
 
-def test_a_subclass_and_a_replaced_forward_take_the_fallback() -> None:
+def test_a_subclass_and_a_replaced_forward_take_the_fallback():
     class Other(Scale):
         pass
 
@@ -109,7 +104,7 @@ def test_a_subclass_and_a_replaced_forward_take_the_fallback() -> None:
     assert [layer.rule for layer in find_layers(model)] == ["fallback", "fallback"]
 
 
-def test_gradients_of_another_shape_are_refused_by_name() -> None:
+def test_gradients_of_another_shape_are_refused_by_name():
     class Wrong(Scale):
         pass
 
@@ -128,14 +123,14 @@ def test_gradients_of_another_shape_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("way", ["a number of the batch", "random numbers", "a written memory"])
-def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way: str) -> None:
+def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way):
     """`torch.vmap` hands a rule one example, so the others cannot be in its gradients."""
     memory = torch.zeros(D)
 
     class Mixing(Scale):
         pass
 
-    def rule(call: Call) -> Mapping[str, Tensor]:
+    def rule(call):
         g = call.gradient
         if way == "a number of the batch":
             g = g * float(g.sum())
@@ -155,6 +150,6 @@ def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way: str) -> 
         blocks_of(layers[1], calls["1"], N)
 
 
-def test_only_classes_of_modules_have_rules() -> None:
+def test_only_classes_of_modules_have_rules():
     with pytest.raises(TypeError, match=r"subclass of nn\.Module"):
         register_layer_rule(torch.tanh, scale_rule)  # type: ignore[arg-type]

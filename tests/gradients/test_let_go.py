@@ -4,9 +4,6 @@ never all gradients at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,14 +27,14 @@ from tests.gradients.whitened import metric_of
 N, T, WIDE, DEPTH = 4, 3, 40, 4
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         *(m for _ in range(DEPTH) for m in (nn.Linear(WIDE, WIDE), nn.Tanh()))
     ).double()
 
 
-def taped(model: nn.Module) -> Any:
+def taped(model):
     """The calls of one pass, of which nothing else refers to the inputs and the gradients."""
     return record(
         model,
@@ -51,7 +48,7 @@ class Held:
     held.
     """
 
-    def __init__(self, calls: Any) -> None:
+    def __init__(self, calls):
         self._pairs = {
             name: [
                 StorageWeakRef(x.untyped_storage())
@@ -61,18 +58,18 @@ class Held:
             for name, of in calls.items()
         }
 
-    def __call__(self) -> list[str]:
+    def __call__(self):
         return [name for name, pair in self._pairs.items() if not all(x.expired() for x in pair)]
 
-    def half(self) -> list[str]:
+    def half(self):
         return [name for name, pair in self._pairs.items() if any(x.expired() for x in pair)]
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, what: str, held: Held) -> list[list[str]]:
+def noted(monkeypatch, owner, what, held):
     """What was in memory whenever a function was called, and behind its last call."""
     seen, own = list[list[str]](), getattr(owner, what)
 
-    def wrapped(*args: Any, **more: Any) -> Any:
+    def wrapped(*args, **more):
         seen.append(held())
         return own(*args, **more)
 
@@ -82,9 +79,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, what: str, held: Held) ->
 
 NAMES = [str(2 * i) for i in range(DEPTH)]
 FROM_EACH_ON = [NAMES[i:] for i in range(DEPTH)]
-CASES: dict[
-    str, tuple[str, str | None, bool]
-] = {  # metric, method, whether its norm is the last that needs a pair
+CASES = {  # metric, method, whether its norm is the last that needs a pair
     "plain, Gram": ("none", "gram", False),
     "dense, Gram": ("dense", "gram", True),
     "low rank, Gram": ("lowrank", "gram", True),
@@ -93,7 +88,7 @@ CASES: dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_is_let_go_when_it_has_been_used(name, monkeypatch):
     """By its norm where the sum is taken of whitened rows, else by its sum: at each layer only
     those still to come are held.
     """
@@ -113,8 +108,8 @@ def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.M
 
 
 def test_gradients_that_were_formed_stand_in_for_their_pairs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """A narrow layer's gradients are kept for the sum, and its pair is not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
@@ -128,12 +123,12 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(
     assert at_norms == [["0", "2"], ["2"]] and at_sums == [[], []]
 
 
-def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_lets_go_of_everything(monkeypatch):
     model = network()
     calls = taped(model)
     held = Held(calls)
 
-    def fails(*_: Any) -> Any:
+    def fails(*_):
         raise RuntimeError("in the middle")
 
     monkeypatch.setattr(Outer, "weighted_sum", fails)
@@ -149,11 +144,11 @@ def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None
 class Largest(TorchDispatchMode):
     """The most entries of one tensor that an operation has made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.entries = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLW3201
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: PLW3201
         result = func(*args, **(kwargs or {}))
         made = [
             x.untyped_storage().nbytes() // x.element_size()
@@ -164,7 +159,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def dense(d: int, seed: int) -> Dense:
+def dense(d, seed):
     g = torch.randn(d, d, generator=torch.Generator().manual_seed(seed))
     root = torch.eye(d) + 0.1 * (g + g.T)
     return Dense(root, float(torch.linalg.matrix_norm(root, 2)) * 1.001)
@@ -179,11 +174,11 @@ EIGEN = Eigenbasis(
 )
 
 
-def outer(positions: int) -> Outer:
+def outer(positions):
     return Outer(torch.randn(BATCH, positions, IN), torch.randn(BATCH, positions, OUT))
 
 
-def tied_block() -> Tied:
+def tied_block():
     ids = torch.randint(OUT, (BATCH, 2))
     return Tied(
         Lookup(ids, torch.randn(BATCH, 2, IN), OUT),
@@ -191,7 +186,7 @@ def tied_block() -> Tied:
     )
 
 
-def conv() -> ConvBlock:
+def conv():
     """Few positions of many channels, whose gradients are larger than what was read."""
     model = nn.Sequential(nn.Conv2d(IN // 4, OUT, 2))
     tape = Tape(model, layers := find_layers(model))
@@ -204,7 +199,7 @@ def conv() -> ConvBlock:
     return found
 
 
-CHUNKED: dict[str, tuple[Callable[[], Any], Any, str | None]] = {
+CHUNKED = {
     "identity": (lambda: outer(2), Kronecker(), "materialised"),
     "dense": (lambda: outer(2), KRON, "materialised"),
     "eigenbasis": (lambda: outer(2), EIGEN, None),
@@ -214,9 +209,7 @@ CHUNKED: dict[str, tuple[Callable[[], Any], Any, str | None]] = {
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-def test_gradients_are_formed_a_few_examples_at_a_time(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_formed_a_few_examples_at_a_time(name, monkeypatch):
     """No tensor holds more than the bound, or than the batch's rows themselves; the norms are those
     of all at once.
     """

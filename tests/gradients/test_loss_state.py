@@ -6,19 +6,17 @@ import random
 import threading
 from array import array
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from queue import Queue
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.loss_state import make_stateless
@@ -27,58 +25,58 @@ from dpkfc.gradients.state_check import checked_state
 from dpkfc.session import Session
 
 N = 24
-BANK: list[Tensor] = []
+BANK = []
 MEAN = 0.0
 
 
-def alone(model: nn.Module, batch: Any) -> Tensor:
+def alone(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def moved(losses: Tensor, bank: Any) -> Tensor:
+def moved(losses, bank):
     return losses * (1 + float(torch.stack(list(bank)).mean())) if len(bank) > 3 else losses
 
 
 class Memory:
     """Cross-batch memory: past rows count, once there are enough of them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows, self.seen, self.inner = deque(maxlen=8), 0, {"mean": [np.zeros(2)]}
 
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+    def __call__(self, model, batch):
         losses = moved(alone(model, batch), self.rows)
         self.rows.extend(batch[0].mean(1))
         self.seen += len(batch[0])
         self.inner["mean"][0] += float(batch[0].mean())
         return losses * (2 if self.seen > 100 else 1)
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+    def loss(self, model, batch):
         return self(model, batch)
 
-    def state(self) -> tuple[int, ...]:
+    def state(self):
         return len(self.rows), self.seen, int(self.inner["mean"][0].any())
 
 
-def in_a_partial(memory: Any, model: nn.Module, batch: Any, *, factor: float = 1.0) -> Tensor:
+def in_a_partial(memory, model, batch, *, factor=1.0):
     return memory(model, batch) * factor
 
 
-def in_a_closure(memory: Any) -> Callable[..., Tensor]:
+def in_a_closure(memory):
     rebound, holders = 0.0, {"own": [memory]}
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model, batch):
         nonlocal rebound
         rebound = 0.9 * rebound + float(batch[0].mean())
         return holders["own"][0](model, batch) * (1 + 0.0 * (rebound > 1e9))
 
-    def outer(model: nn.Module, batch: Any) -> Tensor:
+    def outer(model, batch):
         return loss(model, batch)
 
     outer.rebound = lambda: rebound
     return outer
 
 
-WAYS: dict[str, Callable[[Memory], Any]] = {
+WAYS = {
     "the object itself": lambda memory: memory,
     "its method": lambda memory: memory.loss,
     "a partial": lambda memory: partial(in_a_partial, memory, factor=1.0),
@@ -88,7 +86,7 @@ WAYS: dict[str, Callable[[Memory], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_memory_is_put_back_after_each_call(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_memory_is_put_back_after_each_call(way, caplog):
     memory = Memory()
     loss_fn = WAYS[way](memory)
     torch.manual_seed(0)
@@ -103,7 +101,7 @@ def test_a_memory_is_put_back_after_each_call(way: str, caplog: pytest.LogCaptur
     assert caplog.text.count("loss_fn changes variables that may depend on private examples") == 1
 
 
-def globally(model: nn.Module, batch: Any) -> Tensor:
+def globally(model, batch):
     global MEAN
     MEAN = 0.9 * MEAN + float(batch[0].mean())
     losses = moved(alone(model, batch), BANK)
@@ -111,25 +109,25 @@ def globally(model: nn.Module, batch: Any) -> Tensor:
     return [one for one in (losses + 0 * MEAN for _ in range(1))][0]
 
 
-def test_global_variables_too() -> None:
+def test_global_variables_too():
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     first, second = (make_stateless(globally)(model, batch) for _ in range(2))
     assert torch.equal(first, second) and not BANK and MEAN == 0.0
 
 
-def remember(model: nn.Module, batch: Any) -> Tensor:
+def remember(model, batch):
     global FIRST
     earlier = globals().get("FIRST", 0.0)
     FIRST = batch[0].sum()
     return alone(model, batch) + earlier
 
 
-def test_variables_that_did_not_exist_are_removed(caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_that_did_not_exist_are_removed(caplog):
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     if model.bias is None:
         latest = None
 
-    def remember_in_closure(model: nn.Module, batch: Any) -> Tensor:
+    def remember_in_closure(model, batch):
         nonlocal latest
         try:
             earlier = latest
@@ -146,12 +144,12 @@ def test_variables_that_did_not_exist_are_removed(caplog: pytest.LogCaptureFixtu
 
 
 class Centred(nn.Module):
-    def __init__(self, moves: bool) -> None:
+    def __init__(self, moves):
         super().__init__()
         self.register_buffer("centre", torch.zeros(3))
         self.total, self.moves = torch.zeros(()), moves
 
-    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+    def forward(self, out, y):
         if self.moves:
             self.centre.mul_(0.9).add_(out.detach().mean(0))
         self.total = self.total + out.detach().sum()
@@ -159,8 +157,8 @@ class Centred(nn.Module):
 
 
 def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     for held in (Centred(moves=False), Centred(moves=True)):
         for way in (
@@ -180,14 +178,14 @@ def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
     assert "attributes of the module '' (Centred)" in caplog.text
 
 
-def test_a_large_tensor_is_not_copied_and_may_not_be_written() -> None:
+def test_a_large_tensor_is_not_copied_and_may_not_be_written():
     model, batch, queue = (
         nn.Linear(4, 3),
         (torch.randn(6, 4), torch.arange(6) % 3),
         torch.zeros(2**19),
     )
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model, batch):
         queue[: len(batch[0])] = batch[0].mean(1)
         return alone(model, batch)
 
@@ -197,12 +195,12 @@ def test_a_large_tensor_is_not_copied_and_may_not_be_written() -> None:
         make_stateless(loss)(model, batch)
 
 
-def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_ordinary_losses_are_left_alone(caplog):
     """The model itself, constants, a cache of the loss's own and an error inside."""
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     weight, table = torch.ones(3), {"a": [1, 2]}
 
-    def loss(other: nn.Module, batch: Any) -> Tensor:
+    def loss(other, batch):
         assert other is model
         return F.cross_entropy(model(batch[0]) * table["a"][0], batch[1], weight, reduction="none")
 
@@ -211,7 +209,7 @@ def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> Non
     assert torch.equal(losses, loss(model, batch)) and weight.sum() == 3 and not caplog.text
     model.shown = []
 
-    def on_the_model(model: Any, batch: Any) -> Tensor:
+    def on_the_model(model, batch):
         model.shown.append(batch[0])
         raise KeyboardInterrupt
 
@@ -226,10 +224,10 @@ def test_ordinary_losses_are_left_alone(caplog: pytest.LogCaptureFixture) -> Non
 class Slots:
     __slots__ = ("__hidden", "value")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.value = self.__hidden = 0
 
-    def bump(self) -> None:
+    def bump(self):
         self.__hidden += 1
         self.value += 1
 
@@ -250,26 +248,26 @@ class Key:
 KEY = Key()
 
 
-def set_item(x: Any, key: Any, value: Any) -> None:
+def set_item(x, key, value):
     x[key] = value
 
 
-def read(name: str) -> Callable[[Any], Any]:
+def read(name):
     return lambda x: getattr(x, name)
 
 
-def local() -> threading.local:
+def local():
     x = threading.local()
     x.value = 0
     return x
 
 
-def bump(x: Any) -> None:
+def bump(x):
     x.value += 1
 
 
 # A holder, what changes it, and what is then read.
-HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+HOLDERS = {
     "slots": (Slots, Slots.bump, lambda x: (x.value, x._Slots__hidden)),
     "a frozen dataclass with slots": (
         Frozen,
@@ -296,7 +294,7 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     ),
 }
 # Draws of a generator, which no two passes may share.
-DRAWS: dict[str, Callable[[Any], float]] = {
+DRAWS = {
     "random.Random": lambda x: x.random(),
     "numpy's Generator": lambda x: x.random(),
     "torch.Generator": lambda x: float(torch.rand(1, generator=x)),
@@ -304,12 +302,12 @@ DRAWS: dict[str, Callable[[Any], float]] = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_a_state_is_put_back_whatever_holds_it(name: str) -> None:
+def test_a_state_is_put_back_whatever_holds_it(name):
     make, change, contents = HOLDERS[name]
     in_loss, model, x = make(), nn.Linear(2, 2), torch.zeros(1, 2)
     model.memory = make()
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model, batch):
         change(in_loss)
         change(model.memory)
         return model(batch).sum(1)
@@ -322,10 +320,10 @@ def test_a_state_is_put_back_whatever_holds_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_generator_of_its_own_draws_as_torch_does(name: str) -> None:
+def test_a_generator_of_its_own_draws_as_torch_does(name):
     generator = HOLDERS[name][0]()
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model, batch):
         return batch * DRAWS[name](generator)
 
     found = []
@@ -336,13 +334,13 @@ def test_a_generator_of_its_own_draws_as_torch_does(name: str) -> None:
     assert found[:2] == found[2:4] and len(set(found)) == 4
 
 
-def test_a_generator_that_advances_is_refused() -> None:
-    def numbers() -> Iterator[int]:
+def test_a_generator_that_advances_is_refused():
+    def numbers():
         yield from range(9)
 
     generator = numbers()
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model, batch):
         return model(batch).sum(1) * next(generator)
 
     with pytest.raises(ValueError, match="advances a generator") as error:

@@ -5,37 +5,35 @@ inverses and devices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker
-from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.tensors import copy_to_device
 
 D_OUT, D_IN = 4, 5
 F64 = torch.float64
 
 
-def basis(d: int, k: int) -> Tensor:
+def basis(d, k):
     torch.manual_seed(d)
     return torch.linalg.qr(torch.randn(d, d, dtype=F64)).Q[:, :k]
 
 
-def dense(d: int) -> Dense:
+def dense(d):
     root = basis(d, d)
     values = torch.linspace(0.3, 2.0, d, dtype=F64)
     return Dense(root * values @ root.T, 2.0)
 
 
-def low_rank(d: int, tail: float) -> LowRank:
+def low_rank(d, tail):
     return LowRank(basis(d, 2), torch.tensor([0.6, 1.5], dtype=F64), tail)
 
 
-def sides(d: int) -> dict[str, Side]:
+def sides(d):
     return {
         "identity": Identity(),
         "factor": Identity(1.7),
@@ -46,12 +44,12 @@ def sides(d: int) -> dict[str, Side]:
     }
 
 
-def partial_basis(rest: float) -> Eigenbasis:
+def partial_basis(rest):
     scale = torch.linspace(0.5, 1.9, D_OUT * 2, dtype=F64).view(D_OUT, 2)
     return Eigenbasis(scale, basis(D_IN, 2), basis(D_OUT, D_OUT), rest)
 
 
-ENTRIES: dict[str, Kronecker | Eigenbasis] = {
+ENTRIES = {
     **{
         f"{a} and {b}": Kronecker(x, y)
         for a, x in sides(D_IN).items()
@@ -65,14 +63,14 @@ ENTRIES: dict[str, Kronecker | Eigenbasis] = {
 }
 
 
-def explicit(entry: Kronecker | Eigenbasis) -> Tensor:
+def explicit(entry):
     """The map as a matrix over all entries of a gradient."""
     units = torch.eye(D_OUT * D_IN, dtype=F64).view(-1, D_OUT, D_IN)
     return entry.apply(units).reshape(len(units), -1).T
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_bound_is_the_operator_norm(name: str) -> None:
+def test_the_bound_is_the_operator_norm(name):
     entry = ENTRIES[name]
     assert entry.operator_norm == pytest.approx(
         float(torch.linalg.matrix_norm(explicit(entry), 2)), rel=1e-12
@@ -82,7 +80,7 @@ def test_the_bound_is_the_operator_norm(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, entry in ENTRIES.items() if isinstance(entry, Kronecker)]
 )
-def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name: str) -> None:
+def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name):
     entry = ENTRIES[name]
     assert isinstance(entry, Kronecker)
     out = entry.output.apply(torch.eye(D_OUT, dtype=F64))
@@ -94,7 +92,7 @@ def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name: str) -
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_inverse_and_a_factor_are_those_of_the_matrix(name: str) -> None:
+def test_the_inverse_and_a_factor_are_those_of_the_matrix(name):
     entry = ENTRIES[name]
     one = torch.eye(D_OUT * D_IN, dtype=F64)
     torch.testing.assert_close(explicit(entry.inverse()) @ explicit(entry), one, rtol=0, atol=1e-11)
@@ -103,7 +101,7 @@ def test_the_inverse_and_a_factor_are_those_of_the_matrix(name: str) -> None:
     )
 
 
-def tensors_of(x: Any) -> Iterator[tuple[str, Any]]:
+def tensors_of(x):
     """All values of an entry by their place in it."""
     if dataclasses.is_dataclass(x):
         for field in dataclasses.fields(x):
@@ -120,8 +118,8 @@ ROLES = Elementwise({"weight": torch.rand(D_OUT, D_IN), "bias": torch.rand(D_OUT
 
 
 @pytest.mark.parametrize("name", [*ENTRIES, "roles"])
-def test_all_of_an_entry_moves_to_a_device(name: str) -> None:
-    entry: Entry = ROLES if name == "roles" else ENTRIES[name]
+def test_all_of_an_entry_moves_to_a_device(name):
+    entry = ROLES if name == "roles" else ENTRIES[name]
     before, moved = (
         dict(tensors_of(entry)),
         dict(tensors_of(copy_to_device(entry, torch.device("meta")))),

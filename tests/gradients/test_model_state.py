@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from optparse import Values
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.replica import replicate
@@ -25,17 +23,17 @@ from tests.integrations import opacus_cases
 N = 24
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(N, 4, generator=generator, dtype=torch.float64) + 100
     return x, torch.randint(0, 3, (N,), generator=generator)
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def session(first: nn.Module, steps: int = 3, **options: Any) -> Session:
+def session(first, steps=3, **options):
     torch.manual_seed(0)
     model = nn.Sequential(first, nn.Linear(4, 3)).double()
     plan = PrivacyConfig(expected_batch_size=12, steps=steps, test_mode_seed=1).with_noise(
@@ -44,7 +42,7 @@ def session(first: nn.Module, steps: int = 3, **options: Any) -> Session:
     return Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), data(), **options)
 
 
-def train(s: Session) -> None:
+def train(s):
     for batch in s.batches():
         s.step(batch, loss_fn)
 
@@ -52,13 +50,13 @@ def train(s: Session) -> None:
 class Changeable(nn.Module):
     """Leaves training mode for good where it meets a rare value."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if bool((x > 1000).any()):
             self.eval()
         return x if self.training else -x
 
 
-def test_a_pass_does_not_change_the_mode_of_later_passes() -> None:
+def test_a_pass_does_not_change_the_mode_of_later_passes():
     module = Changeable()
     with replicate(module):
         module(torch.full((2, 4), 2000.0))
@@ -71,11 +69,11 @@ def test_a_pass_does_not_change_the_mode_of_later_passes() -> None:
 class ActNorm(nn.Module):
     """Sets its offset from the first batch."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how):
         super().__init__()
         self.loc, self.ready, self.how = nn.Parameter(torch.zeros(4)), False, how
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if not self.ready:
             with torch.no_grad():
                 if self.how == "past the counter":
@@ -91,7 +89,7 @@ class ActNorm(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["past the counter", "in place", "storage", "a new one"])
-def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how: str) -> None:
+def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how):
     with session(ActNorm(how)) as s:
         own = s.model[0].loc
         for _ in range(3):
@@ -105,13 +103,13 @@ def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how: s
 
 
 class NonNegative(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         with torch.no_grad():
             self.weight.clamp_(min=0)
         return super().forward(x)
 
 
-def test_a_constraint_inside_of_forward_is_named_with_the_way_out() -> None:
+def test_a_constraint_inside_of_forward_is_named_with_the_way_out():
     model = nn.Sequential(NonNegative(4, 3)).double()
     before = model[0].weight.detach().clone()
     source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
@@ -124,11 +122,11 @@ def test_a_constraint_inside_of_forward_is_named_with_the_way_out() -> None:
 class Loaded(nn.Module):
     """A frozen weight that is brought in for the length of a pass, as offloading does."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor):
         super().__init__()
         self.gain, self.factor = nn.Parameter(torch.ones(4), requires_grad=False), factor
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.gain = nn.Parameter(
             self.gain.detach() * (1 if self.factor == 1 else x.mean(0).detach()),
             requires_grad=False,
@@ -136,7 +134,7 @@ class Loaded(nn.Module):
         return x * self.gain
 
 
-def test_frozen_weights_may_be_other_objects_with_the_same_values() -> None:
+def test_frozen_weights_may_be_other_objects_with_the_same_values():
     with session(Loaded(1.0)) as s:
         train(s)
         assert torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
@@ -151,18 +149,18 @@ def test_frozen_weights_may_be_other_objects_with_the_same_values() -> None:
 class Late(nn.Module):
     """Writes its parameter when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.loc, self.now = nn.Parameter(torch.zeros(4)), list[bool]()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.now:
             with torch.no_grad():
                 self.loc.copy_(-x.mean(0))
         return x + self.loc
 
 
-def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
+def test_a_parameter_written_in_a_later_step_is_erased_and_named():
     """No copy of it is kept in every step, so what it was cannot be had back; what it is must not
     stay.
     """
@@ -179,13 +177,13 @@ def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
 class Replaces(nn.Linear):
     """Makes a new parameter in every pass."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.weight = nn.Parameter(self.weight.detach().clone())
         return super().forward(x)
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_parameter_that_a_pass_replaces_is_refused_by_name(verify: bool) -> None:
+def test_a_parameter_that_a_pass_replaces_is_refused_by_name(verify):
     with session(Replaces(4, 4), verify=verify) as s:
         before = s.model[0].weight
         with pytest.raises(ValueError, match="writes to the parameter '0.weight'"):
@@ -199,12 +197,12 @@ def test_a_parameter_that_a_pass_replaces_is_refused_by_name(verify: bool) -> No
 class CountsOdd(nn.Module):
     """Counts batches with a value beyond 130. The data have one only where it is planted."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
         self.number = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if bool((x > 130).any()):
             self.count += 1
             self.number += 1
@@ -212,9 +210,7 @@ class CountsOdd(nn.Module):
 
 
 @pytest.mark.parametrize("is_planted", [False, True])
-def test_a_rare_private_value_ends_no_run_and_logs_nothing(
-    is_planted: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rare_private_value_ends_no_run_and_logs_nothing(is_planted, caplog):
     with session(CountsOdd()) as s:
         if is_planted:
             s._dataset[0][3] = 131.0
@@ -224,7 +220,7 @@ def test_a_rare_private_value_ends_no_run_and_logs_nothing(
     assert not [x for x in caplog.records if "put back" in x.getMessage()]
 
 
-def test_buffers_are_put_back_whoever_wrote_them() -> None:
+def test_buffers_are_put_back_whoever_wrote_them():
     model = nn.Linear(2, 2)
     model.register_buffer("mean", torch.zeros(3))
     own = model.mean
@@ -252,24 +248,24 @@ def test_buffers_are_put_back_whoever_wrote_them() -> None:
 class Largest(nn.Module):
     """Keeps the largest values seen for its extra state, as layers with 8-bit numbers do."""
 
-    def __init__(self, on: bool = True) -> None:
+    def __init__(self, on=True):
         super().__init__()
         self.amax, self.on = torch.zeros(4, dtype=torch.float64), on
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.on:
             self.amax = torch.maximum(self.amax, x.detach().abs().amax(0))
         return x
 
-    def get_extra_state(self) -> Tensor:
+    def get_extra_state(self):
         return self.amax
 
-    def set_extra_state(self, state: Tensor) -> None:
+    def set_extra_state(self, state):
         self.amax = state
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_extra_state_that_follows_the_data_is_refused(verify: bool) -> None:
+def test_extra_state_that_follows_the_data_is_refused(verify):
     with session(Largest(), verify=verify) as s:
         for _ in range(2):
             with pytest.raises(
@@ -283,43 +279,43 @@ def test_extra_state_that_follows_the_data_is_refused(verify: bool) -> None:
 # -- plain attributes ------------------------------------------------------------------------------
 
 
-def initialised(m: Any, x: Tensor) -> Tensor:
+def initialised(m, x):
     if m.state is None:
         m.state = x.mean(0)
     return x - m.state
 
 
-def running(m: Any, x: Tensor) -> Tensor:
+def running(m, x):
     m.state = x.mean(0) if m.state is None else 0.9 * m.state + 0.1 * x.detach().mean(0)
     return x - m.state if not m.training else x
 
 
-def in_place(m: Any, x: Tensor) -> Tensor:
+def in_place(m, x):
     m.state = torch.zeros(4, dtype=x.dtype) if m.state is None else m.state
     y = x + m.state
     m.state.data.add_(x.detach().mean(0))
     return y
 
 
-def previous(m: Any, x: Tensor) -> Tensor:
+def previous(m, x):
     m.state = m.state or deque(maxlen=1)
     y = x + (m.state[0] if m.state else 0)
     m.state.append(x.detach().mean(0))
     return y
 
 
-def as_array(m: Any, x: Tensor) -> Tensor:
+def as_array(m, x):
     y = x if m.state is None else x + torch.from_numpy(m.state["mean"])
     m.state = {"mean": x.detach().numpy().mean(0)}
     return y
 
 
 class Keeps(nn.Module):
-    def __init__(self, work: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, work):
         super().__init__()
         self.state, self.work = None, work
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.work(self, x)
 
 
@@ -328,8 +324,8 @@ MEMORIES = [initialised, running, in_place, previous, as_array]
 
 @pytest.mark.parametrize("work", MEMORIES, ids=lambda f: f.__name__)
 def test_a_memory_of_examples_is_refused_by_module_and_attribute(
-    work: Callable[[Any, Tensor], Tensor],
-) -> None:
+    work,
+):
     with session(Keeps(work)) as s:
         for _ in range(2):
             with pytest.raises(
@@ -341,7 +337,7 @@ def test_a_memory_of_examples_is_refused_by_module_and_attribute(
         assert s.ledger.count == 0
 
 
-def test_an_opacus_script_refuses_it_too() -> None:
+def test_an_opacus_script_refuses_it_too():
     model = nn.Sequential(Keeps(running), nn.Linear(4, 3)).double()
     source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
     engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
@@ -355,12 +351,12 @@ class Rotary(nn.Module):
     reaches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.reach, self.cos, self.built = 0, None, 0
-        self.table: dict[int, Tensor] = {}
+        self.table = {}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if x.shape[1] > self.reach:
             self.reach, self.cos = x.shape[1], torch.arange(x.shape[1], dtype=x.dtype).cos()
             self.table[x.shape[1]] = torch.ones(x.shape[1], dtype=x.dtype)
@@ -368,7 +364,7 @@ class Rotary(nn.Module):
         return x * self.cos[: x.shape[1]] * self.table[x.shape[1]]
 
 
-def test_caches_that_depend_on_no_example_are_built_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_caches_that_depend_on_no_example_are_built_once(caplog):
     with session(Rotary()) as s:
         train(s)
         kept = s.model[0]
@@ -380,26 +376,24 @@ def test_caches_that_depend_on_no_example_are_built_once(caplog: pytest.LogCaptu
 class Shown(nn.Module):
     """Leaves its attention and an additional loss for whoever wants to look."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.attention, self.penalty, self.history = None, 0.0, []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.attention = self.inner(x).softmax(1)
         self.penalty = self.attention.square().sum(1)
         self.history.append(self.attention.detach())
         return x * self.attention
 
 
-def penalised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def penalised(model, batch):
     return loss_fn(model, batch) + 0.1 * model[0].penalty
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_a_pass_leaves_to_look_at_is_gone_after_it(
-    verify: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_pass_leaves_to_look_at_is_gone_after_it(verify, caplog):
     """The loss reads it, and the gradients are right; nothing of the examples stays on the
     model.
     """
@@ -414,7 +408,7 @@ def test_what_a_pass_leaves_to_look_at_is_gone_after_it(
     assert said == verify
 
 
-def test_an_opacus_loss_reads_it_until_the_step() -> None:
+def test_an_opacus_loss_reads_it_until_the_step():
     model = nn.Sequential(Shown(), nn.Linear(4, 3)).double()
     source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
     engine, model, optimizer, batches = opacus_cases.private(model, data_loader=source)
@@ -426,7 +420,7 @@ def test_an_opacus_loss_reads_it_until_the_step() -> None:
     assert engine.ledger.count == 2
 
 
-def opacus_script(first: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+def opacus_script(first):
     """Yield the model, inputs and outputs of each batch, between its pass and its step."""
     model = nn.Sequential(first, nn.Linear(4, 3)).double()
     source = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=12)
@@ -439,12 +433,12 @@ def opacus_script(first: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]
 
 
 @pytest.mark.parametrize("most", [3, 14, 100], ids=["never proved", "not for all", "proved"])
-def test_an_opacus_script_begins_every_pass_with_the_variables_that_it_had(most: int) -> None:
+def test_an_opacus_script_begins_every_pass_with_the_variables_that_it_had(most):
     """Whether its batch is proved or each example is repeated alone."""
-    memory: list[int] = []
+    memory = []
 
     class Remembers(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             memory.append(len(x))
             if len(x) > most:
                 x = x + 0 * torch.tensor(x.detach().numpy())  # hides the examples
@@ -457,18 +451,18 @@ def test_an_opacus_script_begins_every_pass_with_the_variables_that_it_had(most:
     assert sizes == [13, 15] and memory == []
 
 
-def test_an_opacus_loss_reads_variables_until_the_step() -> None:
+def test_an_opacus_loss_reads_variables_until_the_step():
     """Two calls of the model, and a script that keeps values of its own beside them."""
 
     class Trainer:
-        def __init__(self) -> None:
+        def __init__(self):
             self.steps, self.shown, self.last, self.store = 0, [], None, {}
 
-        def keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        def keep(self, module, args, output):
             self.shown.append(output)
             self.last = output
 
-    def put(store: dict[str, Tensor], module: nn.Module, args: Any, output: Tensor) -> None:
+    def put(store, module, args, output):
         store["last"] = output
 
     trainer, store = Trainer(), {}
@@ -487,7 +481,7 @@ class Counts(nn.Module):
     of them.
     """
 
-    def __init__(self, factor: float | None) -> None:
+    def __init__(self, factor):
         super().__init__()
         self.seen, self.tau, self.labels, self.late, self.factor = (
             0,
@@ -497,7 +491,7 @@ class Counts(nn.Module):
             factor,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.seen += len(x)
         self.tau = self.factor and self.tau * self.factor
         self.labels.add(int(len(x)))
@@ -507,9 +501,7 @@ class Counts(nn.Module):
 
 @pytest.mark.parametrize("factor", [None, 0.9])
 @pytest.mark.parametrize("verify", [True, False])
-def test_counters_and_schedules_of_a_modules_own_are_put_back(
-    verify: bool, factor: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counters_and_schedules_of_a_modules_own_are_put_back(verify, factor, caplog):
     with session(Counts(factor), verify=verify) as s:
         train(s)
         kept = s.model[0]
@@ -523,17 +515,17 @@ def test_counters_and_schedules_of_a_modules_own_are_put_back(
 class Amax(nn.Module):
     """No ordinary record moves it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.amax, self.table = torch.tensor(1.0), None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.table = torch.ones(4) if self.table is None else self.table
         self.amax = torch.maximum(self.amax, x.detach().abs().max())
         return x * self.table / self.amax
 
 
-def test_a_running_maximum_that_no_example_has_moved_is_refused() -> None:
+def test_a_running_maximum_that_no_example_has_moved_is_refused():
     x, y = data()
     x = (x - 100) / 10
     x[0] = 50.0
@@ -550,27 +542,27 @@ def test_a_running_maximum_that_no_example_has_moved_is_refused() -> None:
 class Bank:
     """Features of past examples, in an object that is no module."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.rows, self.size, self.other = [], size, {"bank": self}
 
-    def push(self, h: Tensor) -> None:
+    def push(self, h):
         self.rows = (self.rows + list(h))[-self.size :]
 
 
 class Compares(nn.Module):
-    def __init__(self, bank: Any) -> None:
+    def __init__(self, bank):
         super().__init__()
         self.bank = bank
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = x + torch.stack(self.bank.rows).mean(0) if len(self.bank.rows) == self.bank.size else x
         self.bank.push(x.detach())
         return y
 
 
 def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     with session(Compares(Bank(10**6))) as s:  # later than the check
         own = s.model[0].bank
         train(s)
@@ -587,22 +579,22 @@ def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(
 class Remembering(nn.Module):
     """Keeps what it computes in an object of an installed package, as a cache of keys does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.cache = Values({"layers": [Values()]})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.cache.layers[0].keys = self.linear(x)
         return self.cache.layers[0].keys
 
 
-def test_an_object_of_a_package_that_keeps_results_is_refused() -> None:
+def test_an_object_of_a_package_that_keeps_results_is_refused():
     with pytest.raises(ValueError, match=r"'cache' of the module '0' \(.*\) keeps results of a"):
         train(session(Remembering()))
 
 
-def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog):
     """A recurrent layer lists its weights, which a filter that looks ahead moves for the length of
     a pass.
     """
@@ -612,7 +604,7 @@ def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptu
     assert not caplog.text and model._flat_weights[0] is model.weight_ih_l0
 
 
-def test_every_kind_of_value_is_thrown_away() -> None:
+def test_every_kind_of_value_is_thrown_away():
     model = nn.Module()
     model.tensor, model.array, model.number = torch.arange(3.0), np.arange(3.0), 1.5
     model.rows = [torch.zeros(2), {"a": np.zeros(2), "b": (torch.ones(2), 3)}]
@@ -654,7 +646,7 @@ class WritesItsFrozenTable(nn.Module):
     counter.
     """
 
-    def __init__(self, writes: bool) -> None:
+    def __init__(self, writes):
         super().__init__()
         self.table = nn.Parameter(torch.ones(600, 500), requires_grad=False)
         self.head, self.writes = nn.Linear(4, 2), writes

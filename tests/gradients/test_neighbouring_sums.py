@@ -7,9 +7,6 @@ overflows beside them, may not move their bounds either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -25,11 +22,11 @@ N = 64
 Example = tuple[Tensor, Tensor]
 
 
-def per_position(model: nn.Module, batch: Example) -> Tensor:
+def per_position(model, batch):
     return (model(batch[0]) * batch[1]).flatten(1).sum(1)
 
 
-def padded(examples: list[Example]) -> Example:
+def padded(examples):
     length = max(len(x) for x, _ in examples)
     columns = zip(*examples, strict=True)
     inputs, targets = (
@@ -38,7 +35,7 @@ def padded(examples: list[Example]) -> Example:
     return inputs, targets
 
 
-def random(width: int, out: int, lengths: list[int]) -> list[Example]:
+def random(width, out, lengths):
     generator = torch.Generator().manual_seed(1)
     return [
         (torch.randn(t, width, generator=generator), torch.randn(t, out, generator=generator))
@@ -46,7 +43,7 @@ def random(width: int, out: int, lengths: list[int]) -> list[Example]:
     ]
 
 
-def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
+def cancelling(width, out, lengths):
     """Positions that cancel but for a small rest."""
     found = []
     for t in lengths:
@@ -62,7 +59,7 @@ def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
     return found
 
 
-def change(session: Session, loss_fn: Callable[..., Tensor], count: int = N) -> float:
+def change(session, loss_fn, count=N):
     """How far the sum of the first examples moves when the one behind them joins, over the
     sensitivity of the plan.
     """
@@ -75,7 +72,7 @@ def change(session: Session, loss_fn: Callable[..., Tensor], count: int = N) -> 
     return moved**0.5 / session.plan.sensitivity
 
 
-def session_of(model: nn.Module, dataset: Any, collate: Any = None, **settings: Any) -> Session:
+def session_of(model, dataset, collate=None, **settings):
     plan = PrivacyConfig(expected_batch_size=N // 2, steps=9, **settings).with_noise(
         1.0, 1e-9, N + 1
     )
@@ -86,23 +83,23 @@ def session_of(model: nn.Module, dataset: Any, collate: Any = None, **settings: 
 class Texts:
     """A dataset of texts of unequal length."""
 
-    def __init__(self, texts: list[Tensor]) -> None:
+    def __init__(self, texts):
         self.texts = texts
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.texts)
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, i):
         return self.texts[i]
 
 
-def probe(width: int) -> PublicData:
+def probe(width):
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(64, width, generator=generator) * torch.linspace(0.05, 3, width)
     return PublicData(inputs, provenance="random")
 
 
-METRICS: dict[str, Callable[[int], dict[str, Any]]] = {
+METRICS = {
     "plain": lambda width: {},
     "normalised": lambda width: {"clipping": "normalised"},
     "per layer": lambda width: {"clipping": "per_layer"},
@@ -126,9 +123,7 @@ METRICS: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize(("width", "out"), [(64, 48), (64, 8)])  # by Gram matrices, and formed
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("lengths", [(16, 64), (1, 5)])
-def test_a_longer_neighbour_does_not_move_the_others(
-    kind: Callable[..., list[Example]], width: int, out: int, metric: str, lengths: tuple[int, int]
-) -> None:
+def test_a_longer_neighbour_does_not_move_the_others(kind, width, out, metric, lengths):
     torch.manual_seed(0)
     model = nn.Linear(width, out)
     examples = kind(width, out, [lengths[0]] * N + [lengths[1]])
@@ -138,7 +133,7 @@ def test_a_longer_neighbour_does_not_move_the_others(
 
 @pytest.mark.parametrize("value", [1e20, float("nan"), float("inf"), 1e-20])
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_neighbour_that_overflows_does_not_move_the_others(value: float, metric: str) -> None:
+def test_a_neighbour_that_overflows_does_not_move_the_others(value, metric):
     torch.manual_seed(0)
     model = nn.Linear(3000, 2, bias=False)
     inputs = torch.cat([torch.randn(3000).repeat(N, 1), torch.full((1, 3000), value)])
@@ -148,7 +143,7 @@ def test_a_neighbour_that_overflows_does_not_move_the_others(value: float, metri
     assert change(session, lambda m, b: 30 * m(b[0])[:, 0]) <= 1 + N * 2e-6
 
 
-def test_a_longer_text_does_not_move_the_others() -> None:
+def test_a_longer_text_does_not_move_the_others():
     """An embedding table that is also the output layer, and one that is not."""
     torch.manual_seed(0)
     for tied in (False, True):
@@ -163,14 +158,14 @@ def test_a_longer_text_does_not_move_the_others() -> None:
                 model["head"].weight = model["table"].weight
             model.forward = lambda ids, m=model: m["head"](torch.tanh(m["table"](ids)))  # type: ignore[method-assign]
 
-            def loss_fn(m: nn.Module, batch: tuple[Tensor]) -> Tensor:
+            def loss_fn(m, batch):
                 ids = batch[0]
                 losses = F.cross_entropy(
                     m(ids.clamp(min=0)).transpose(1, 2), ids.clamp(min=0), reduction="none"
                 )
                 return 50 * (losses * (ids >= 0)).sum(1)
 
-            def collate(texts: list[Tensor]) -> tuple[Tensor]:
+            def collate(texts):
                 return (nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=-1),)
 
             texts = [torch.randint(vocabulary, (7,)) for _ in range(N)] + [
@@ -182,7 +177,7 @@ def test_a_longer_text_does_not_move_the_others() -> None:
             )
 
 
-def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> None:
+def test_a_neighbouring_unit_with_more_records_does_not_move_the_others():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 5))
     units = torch.cat([torch.arange(N), torch.full((3,), N)])
@@ -201,7 +196,7 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
         rows = np.stack([np.arange(N), np.full(N, -1), np.full(N, -1)], 1)
         more = np.concatenate([rows, [[N, N + 1, N + 2]]])
 
-        def loss_fn(m: nn.Module, batch: Example) -> Tensor:
+        def loss_fn(m, batch):
             return 40 * F.cross_entropy(m(batch[0]), batch[1], reduction="none")
 
         sums = [
@@ -214,7 +209,7 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
         assert moved**0.5 <= plan.sensitivity * (1 + N * 2e-6), metric
 
 
-def test_an_example_whose_factor_is_not_a_normal_number_counts_nothing() -> None:
+def test_an_example_whose_factor_is_not_a_normal_number_counts_nothing():
     """Rounded up to the least number that float32 holds, its factor would let twice the clip
     through.
     """

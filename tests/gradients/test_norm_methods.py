@@ -15,7 +15,7 @@ from dpkfc.linalg.sides import LowRank
 from tests.gradients.whitened import side
 
 
-def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -> None:
+def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass():
     torch.manual_seed(2)
     a, b = torch.randn(8, 7, 80), torch.randn(8, 7, 70)
     metric = Kronecker(
@@ -36,7 +36,7 @@ def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -
     assert narrow.whitened and isinstance(narrow.block, MaterializedGradients)
 
 
-def test_names_and_methods_are_checked_before_anything_is_spent() -> None:
+def test_names_and_methods_are_checked_before_anything_is_spent():
     with pytest.raises(ValueError, match="layer '0' can use gram or materialised, not 'fast'"):
         PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"0": "fast"})
     config = PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"7": "gram"})
@@ -47,8 +47,8 @@ def test_names_and_methods_are_checked_before_anything_is_spent() -> None:
 
 @pytest.mark.parametrize("method", [None, "gram"])
 def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_below_the_bound(
-    method: str | None,
-) -> None:
+    method,
+):
     """One position, so that no sum over positions hides it: the sum is whitened, and rounds
     relative to what it was before.
     """

@@ -21,11 +21,11 @@ ALONE = Unknown("test", "as if nothing were proved")
 Batch = tuple[Tensor, ...]
 
 
-def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+def loss_fn(model, batch):
     return model(batch[0]).sin().sum(1)
 
 
-def part_of(weights: list[float] | None, group: int) -> Part:
+def part_of(weights, group):
     values = None if weights is None else np.array(weights)
     return Part(records=np.arange(N), weights=values, units=N // group, group=group)
 
@@ -33,9 +33,7 @@ def part_of(weights: list[float] | None, group: int) -> Part:
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.5, 0.0, 2.0]])
-def test_the_weighted_sum_equals_a_loop(
-    weights: list[float] | None, group: int, alone: bool
-) -> None:
+def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
     mode = GradientMode(unproved_operation=ALONE if alone else None)
@@ -65,14 +63,14 @@ def test_the_weighted_sum_equals_a_loop(
 
 @pytest.mark.parametrize("operation", [None, ALONE])
 def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
-    operation: Unknown | None,
-) -> None:
+    operation,
+):
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
 
-    def batch_of(rows: Tensor) -> dict[str, Tensor]:
+    def batch_of(rows):
         return {"x": rows.clone()}
 
-    def loss_that_writes(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss_that_writes(model, batch):
         return loss_fn(model, (batch.pop("x").mul_(2),))
 
     found, _ = clipped_sum(
@@ -91,7 +89,7 @@ def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
     torch.testing.assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)
 
 
-def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
+def test_micro_batches_after_the_counted_ones_are_not_summed():
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
     settings = {"loss_fn": loss_fn, "one_record": lambda i: (x[i : i + 1],)}
     one = ((x,), part_of(None, 1))

@@ -19,11 +19,11 @@ from tests.gradients.loop import record
 from tests.patching import patch_linalg
 
 
-def basis(d: int) -> torch.Tensor:
+def basis(d):
     return torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
 
 
-def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbasis:
+def entry(d_out, d_in, above, *, turned=True):
     """A clamped product with `above` input directions whose eigenvalues exceed the floor for some
     output.
     """
@@ -43,7 +43,7 @@ def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbas
 
 @pytest.mark.parametrize("above", [1, 5])
 @pytest.mark.parametrize("turned", [True, False])
-def test_it_is_the_same_map(above: int, turned: bool) -> None:
+def test_it_is_the_same_map(above, turned):
     whole = entry(12, 40, above, turned=turned)
     few = whole.compact()
     assert (
@@ -68,7 +68,7 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     torch.testing.assert_close(squares, whole.apply(g).square().sum((1, 2)), **close)
 
 
-def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
+def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole():
     none = entry(6, 20, 0).compact()
     assert isinstance(none, Kronecker)
     g = torch.randn(6, 20, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whol
     assert plain.compact() is plain
 
 
-def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+def models():
     torch.manual_seed(3)
     return {
         "one position": (nn.Linear(40, 36), torch.randn(5, 40)),
@@ -94,9 +94,7 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 @pytest.mark.parametrize("case", models())
 @pytest.mark.parametrize("gram", [False, True])
-def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
-    case: str, gram: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case, gram, monkeypatch):
     if gram:
         patch_linalg(monkeypatch, "is_materialised", lambda *_: False)
     layer, x = models()[case]
@@ -122,9 +120,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
 
 @pytest.mark.parametrize("shape", [(1, 40, 36), (7, 40, 36), (7, 40, 9), (30, 100, 80)])
 @pytest.mark.parametrize("cancels", [False, True])
-def test_norms_in_float32_are_upper_bounds_and_near(
-    shape: tuple[int, int, int], cancels: bool
-) -> None:
+def test_norms_in_float32_are_upper_bounds_and_near(shape, cancels):
     t, d_in, d_out = shape
     whole = entry(d_out, d_in, 4).compact()
     metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)

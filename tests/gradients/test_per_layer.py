@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.clip import Clip
@@ -19,7 +19,7 @@ from tests.gradients.whitened import clipped
 F64 = torch.float64
 
 
-def model() -> nn.Sequential:
+def model():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 3, 3),
@@ -32,23 +32,23 @@ def model() -> nn.Sequential:
     ).to(F64)
 
 
-def data(n: int = 6) -> tuple[Tensor, Tensor]:
+def data(n=6):
     g = torch.Generator().manual_seed(1)
     return 3 * torch.randn(n, 1, 6, 6, generator=g, dtype=F64), torch.randint(
         0, 3, (n,), generator=g
     )
 
 
-def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(net, batch):
     return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
 
-def sum_by_layers(net: nn.Module, x: Tensor, y: Tensor, c: float) -> dict[str, Tensor]:
+def sum_by_layers(net, x, y, c):
     return clipped(net, find_layers(net), (x, y), loss_fn, Clip(c, "per_layer"))[1]
 
 
 @pytest.mark.parametrize("c", [1e-3, 0.3, 1e3])
-def test_each_layer_is_clipped_to_its_share(c: float) -> None:
+def test_each_layer_is_clipped_to_its_share(c):
     net, (x, y) = model(), data()
     layers = find_layers(net)
     expected = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
@@ -65,7 +65,7 @@ def test_each_layer_is_clipped_to_its_share(c: float) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
-def test_one_example_moves_the_sum_by_at_most_c(value: float) -> None:
+def test_one_example_moves_the_sum_by_at_most_c(value):
     """Whatever it is; one whose gradient is not finite in any layer contributes to none."""
     net, (x, y) = model(), data()
     x[2, 0, 3, 3] = value
@@ -78,7 +78,7 @@ def test_one_example_moves_the_sum_by_at_most_c(value: float) -> None:
         assert float(moved) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_plan_has_the_whole_bound_as_its_sensitivity() -> None:
+def test_the_plan_has_the_whole_bound_as_its_sensitivity():
     plan = PrivacyConfig(
         expected_batch_size=4, steps=2, max_grad_norm=0.7, clipping="per_layer"
     ).with_noise(1.0, 1e-3, 20)

@@ -4,13 +4,10 @@ seen, and so are wrong rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dpkfc.config import PrivacyConfig
@@ -27,22 +24,22 @@ COUNT = 8
 class Rows:
     """Rows that are their own numbers."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return COUNT
 
-    def batch(self, indices: Sequence[int]) -> list[int]:
+    def batch(self, indices):
         return list(indices)
 
 
 class Sized(PublicPasses):
     """A loss that is another one in batches of one size."""
 
-    def losses(self, batch: Sequence[int], size: int) -> Tensor:
+    def losses(self, batch, size):
         losses = torch.tensor([1.0 + i for i in batch], dtype=torch.float64)
         return losses * (1 + self.loss_fn(None, size))
 
 
-def check(odd: int, difference: float) -> None:
+def check(odd, difference):
     layers = find_layers(nn.Linear(2, 2).double())
     own = Sized(
         None,
@@ -58,7 +55,7 @@ def check(odd: int, difference: float) -> None:
 
 @pytest.mark.parametrize("odd", [COUNT // 2, 3, 1])
 @pytest.mark.parametrize("difference", [1.0, -0.1, 1e-4])
-def test_a_loss_that_is_another_one_at_one_size_is_refused(odd: int, difference: float) -> None:
+def test_a_loss_that_is_another_one_at_one_size_is_refused(odd, difference):
     with pytest.raises(
         ValueError, match=f"in a batch of {COUNT} differs from that in a batch of {odd}"
     ):
@@ -66,15 +63,15 @@ def test_a_loss_that_is_another_one_at_one_size_is_refused(odd: int, difference:
 
 
 @pytest.mark.parametrize("odd", [COUNT, COUNT // 2, 3, 1])
-def test_rounding_is_no_difference(odd: int) -> None:
+def test_rounding_is_no_difference(odd):
     check(odd, 1e-9)
 
 
-def test_what_is_undefined_for_one_example_is_named_by_its_operation() -> None:
+def test_what_is_undefined_for_one_example_is_named_by_its_operation():
     """The message advised on squeeze() alone."""
 
     class Normalised(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return F.batch_norm(super().forward(x), None, None, training=True)
 
     model = Normalised(3, 2)
@@ -87,13 +84,13 @@ def test_what_is_undefined_for_one_example_is_named_by_its_operation() -> None:
     assert len(str(caught.value)) <= 160
 
 
-def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -> None:
+def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
     class Gain(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x * self.gain
 
     register_layer_rule(Gain, lambda call: {"gain": 2 * call.gradient * call.input})
@@ -111,7 +108,7 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
 FEATURES = Heard()
 
 
-def queued(h: Tensor) -> Tensor:
+def queued(h):
     """Add the features of the batch before, which no restored attribute holds."""
     FEATURES.append(h.detach())
     if len(FEATURES) > 1:
@@ -119,26 +116,26 @@ def queued(h: Tensor) -> Tensor:
     return h
 
 
-def mixing_backward(h: Tensor) -> Tensor:
+def mixing_backward(h):
     """Let the backward pass read other values than the forward pass has saved."""
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x + x.flip(0)):
         return h * h.exp()
 
 
 class Inner(nn.Module):
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, change):
         super().__init__()
         self.a, self.b = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
         self.change = change
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.change(self.a(x).tanh()))
 
 
 @pytest.mark.parametrize("change", [queued, mixing_backward])
 def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
-    change: Callable[[Tensor], Tensor],
-) -> None:
+    change,
+):
     torch.manual_seed(0)
     model, x = Inner(change), torch.randn(24, 3, dtype=torch.float64)
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
@@ -149,8 +146,8 @@ def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
         assert session.ledger.count == 0
 
 
-def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples() -> None:
-    def keep(h: Tensor) -> Tensor:
+def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples():
+    def keep(h):
         FEATURES.append(h.detach())
         return h
 
@@ -164,16 +161,16 @@ def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples() -> Non
 GENERATOR = torch.Generator()
 
 
-def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass() -> None:
+def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass():
     """One more example would shift the numbers of a known seed for all others."""
     before, numbers = GENERATOR.get_state(), Heard()
 
-    def mask(h: Tensor) -> Tensor:
+    def mask(h):
         drawn = torch.rand(len(h), 1, generator=GENERATOR)
         numbers.append(float(drawn.detach()[0]))
         return h * (drawn > 0.5)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def loss(model, batch):
         return model(batch[0]).sin().sum(1)
 
     x = torch.randn(24, 3, dtype=torch.float64)
@@ -191,44 +188,44 @@ def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass() -> No
 class Texts:
     """Texts of other lengths, whose padding is id 0."""
 
-    def __init__(self, first: int = 4) -> None:
+    def __init__(self, first=4):
         generator = torch.Generator().manual_seed(0)
         self.rows = []
         for i in range(24):
             length = 2 + (i + first - 2) % 7
             self.rows.append((torch.randint(1, 9, (length,), generator=generator), i % 2))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+    def __getitem__(self, i):
         return self.rows[i]
 
 
-def padded(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+def padded(rows):
     ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
     return ids, torch.tensor([label for _, label in rows])
 
 
-def listed(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+def listed(rows):
     return [ids for ids, _ in rows], torch.tensor([label for _, label in rows])
 
 
 class Pooled(nn.Module):
     """Takes the largest of each feature, over the padding too."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(9, 4, padding_idx=0).double()
         self.head = nn.Linear(4, 2).double()
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(self.table(ids).amax(1))
 
 
-def train_on_texts(model: nn.Module, collate: Callable[[Any], Any], first: int = 4) -> None:
-    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+def train_on_texts(model, collate, first=4):
+    def loss_fn(model, batch):
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     plan = PrivacyConfig(expected_batch_size=4, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
@@ -239,25 +236,25 @@ def train_on_texts(model: nn.Module, collate: Callable[[Any], Any], first: int =
 
 
 @pytest.mark.parametrize("first", range(2, 9))
-def test_the_largest_over_the_padding_is_refused(first: int) -> None:
+def test_the_largest_over_the_padding_is_refused(first):
     """A short public text that holds the id of the padding by chance does not hide it."""
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         train_on_texts(Pooled(), padded, first)
 
 
-def test_a_gradient_from_the_padding_alone_is_refused() -> None:
+def test_a_gradient_from_the_padding_alone_is_refused():
     """Losses are zero, and so is the gradient of a text without padding."""
 
     class OfPadding(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3).double())
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids):
             zero = (self.weight - self.weight.detach())[None]
             return (ids == 99).sum(1, keepdim=True) * zero
 
-    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    def collate(rows):
         ids = [ids for ids, _ in rows]
         return pad_sequence(ids, batch_first=True, padding_value=99), padded(rows)[1]
 
@@ -265,22 +262,22 @@ def test_a_gradient_from_the_padding_alone_is_refused() -> None:
         train_on_texts(OfPadding(), collate)
 
 
-def test_a_list_of_records_as_long_as_the_batch_is_no_mixing() -> None:
+def test_a_list_of_records_as_long_as_the_batch_is_no_mixing():
     class OfLists(Pooled):
-        def forward(self, texts: list[Tensor]) -> Tensor:
+        def forward(self, texts):
             return torch.cat([super(OfLists, self).forward(ids[None]) for ids in texts])
 
     train_on_texts(OfLists(), listed)
 
 
-def test_a_list_of_series_as_long_as_the_batch_is_no_mixing() -> None:
+def test_a_list_of_series_as_long_as_the_batch_is_no_mixing():
     """Numbers of public rows are scaled row by row, and a series has as many rows as the batch."""
 
     class OfSeries(Pooled):
-        def forward(self, series: list[Tensor]) -> Tensor:
+        def forward(self, series):
             return torch.stack([self.head(steps).tanh().mean(0) for steps in series])
 
-    def listed_series(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+    def listed_series(rows):
         ids, labels = listed(rows)
         return [x[:, None] * torch.ones(4).double() for x in ids], labels
 
@@ -292,20 +289,20 @@ def test_a_list_of_series_as_long_as_the_batch_is_no_mixing() -> None:
 class Counting(Inner):
     """Scale by the number of examples, or of passes, that a module has counted."""
 
-    def __init__(self, counts_examples: bool) -> None:
+    def __init__(self, counts_examples):
         super().__init__(lambda h: h)
         self.counts_examples, self.count = counts_examples, 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.count += len(x) if self.counts_examples else 1
         return super().forward(x) * (1 + self.count / 10)
 
 
-def test_a_module_may_count_passes_and_not_examples() -> None:
+def test_a_module_may_count_passes_and_not_examples():
     x = torch.randn(24, 3, dtype=torch.float64)
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
 
-    def step(model: nn.Module) -> None:
+    def step(model):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with Session(plan, model, optimizer, (x, x)) as session:
             session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))

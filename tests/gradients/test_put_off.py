@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc.linalg.blocks import AnyBlock, Lookup, Outer, Tied
+from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.deferred_flags import defer_flags
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -17,13 +17,13 @@ from tests.patching import patch_linalg
 N, T, D, V = 3, 6, 160, 200
 
 
-def cancelling(width: int) -> torch.Tensor:
+def cancelling(width):
     """Rows each followed by all but its opposite."""
     x = torch.randn(N, T // 2, 1, width)
     return torch.cat([x, 1e-4 * torch.randn(x.shape) - x], 2).flatten(1, 2)
 
 
-def blocks() -> dict[str, AnyBlock]:
+def blocks():
     torch.manual_seed(0)
     outer = Outer(cancelling(D), torch.randn(N, 1, V).expand(-1, T, -1).contiguous())
     lookup = Lookup(torch.ones(N, T, dtype=torch.int64), cancelling(D), V)
@@ -32,9 +32,7 @@ def blocks() -> dict[str, AnyBlock]:
 
 @pytest.mark.parametrize("whitened", [False, True])
 @pytest.mark.parametrize("kind", ["outer", "lookup", "tied"])
-def test_norms_taken_again_are_those_of_asking_at_once(
-    kind: str, whitened: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_taken_again_are_those_of_asking_at_once(kind, whitened, monkeypatch):
     inputs = {"outer": D, "lookup": V, "tied": D}[kind]
     outputs = {"outer": V, "lookup": D, "tied": V}[kind]
     metric = (

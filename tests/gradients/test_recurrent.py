@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
@@ -24,11 +24,11 @@ KINDS = {
 class Reader(nn.Module):
     """A recurrent layer behind a linear one, read at every step and at the end."""
 
-    def __init__(self, inner: nn.Module, states: str = "") -> None:
+    def __init__(self, inner, states=""):
         super().__init__()
         self.first, self.inner, self.states = nn.Linear(2, 3), inner, states
 
-    def forward(self, x: Tensor, *state: Tensor) -> Tensor:
+    def forward(self, x, *state):
         x = self.first(x)
         x = x if self.inner.batch_first else x.transpose(0, 1)
         hx = tuple(s.transpose(0, 1).contiguous() for s in state)  # [N, layers, width] in the batch
@@ -56,7 +56,7 @@ class Reader(nn.Module):
 )
 def test_any_shape_equals_a_loop(
     kind, n, t, width, layers, bidirectional, bias, batch_first, initial, read
-) -> None:
+):
     inner = KINDS[kind](
         3, width, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional
     )
@@ -73,7 +73,7 @@ def test_any_shape_equals_a_loop(
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_projected_states(bidirectional: bool) -> None:
+def test_projected_states(bidirectional):
     model = Reader(
         nn.LSTM(3, 5, 2, proj_size=2, batch_first=True, bidirectional=bidirectional)
     ).double()
@@ -81,30 +81,30 @@ def test_projected_states(bidirectional: bool) -> None:
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
 
 
-def test_a_layer_called_twice_and_partly_frozen() -> None:
+def test_a_layer_called_twice_and_partly_frozen():
     class Twice(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.GRU(3, 3, batch_first=True)
             self.inner.weight_hh_l0.requires_grad_(False)
             self.inner.bias_ih_l0.requires_grad_(False)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.inner(self.inner(x)[0])[0]
 
     batch = (torch.randn(3, 4, 3, dtype=torch.float64),)
     assert_equals_a_loop(Twice().double(), loss_fn, batch, examples(batch, 3))
 
 
-def test_only_biases_train_and_the_state_comes_by_keyword() -> None:
+def test_only_biases_train_and_the_state_comes_by_keyword():
     class Biases(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.LSTM(3, 3, batch_first=True)
             for name, p in self.inner.named_parameters():
                 p.requires_grad_("bias" in name)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             state = torch.ones(1, x.shape[0], 3, dtype=x.dtype)
             return self.inner(input=x, hx=(state, 2 * state))[0]
 
@@ -113,7 +113,7 @@ def test_only_biases_train_and_the_state_comes_by_keyword() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "rnn relu"])
-def test_a_broken_example_stays_alone(kind: str) -> None:
+def test_a_broken_example_stays_alone(kind):
     model = Reader(KINDS[kind](3, 4, 2, batch_first=True)).double()
     layers, x = find_layers(model), torch.randn(3, 4, 2, dtype=torch.float64)
     sums = []
@@ -125,7 +125,7 @@ def test_a_broken_example_stays_alone(kind: str) -> None:
         torch.testing.assert_close(total, sums[1][name], rtol=1e-12, atol=1e-13)
 
 
-def test_dropout_between_layers_hides_the_batch_axis() -> None:
+def test_dropout_between_layers_hides_the_batch_axis():
     model = Reader(nn.LSTM(3, 4, 2, dropout=0.5)).double()
     batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
     with pytest.raises(
@@ -136,9 +136,9 @@ def test_dropout_between_layers_hides_the_batch_axis() -> None:
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
 
 
-def test_a_subclass_with_its_own_forward_takes_the_fallback() -> None:
+def test_a_subclass_with_its_own_forward_takes_the_fallback():
     class Doubled(nn.GRU):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x):
             return super().forward(2 * x)
 
     model = Reader(Doubled(3, 4, batch_first=True), "out").double()
@@ -152,7 +152,7 @@ def test_a_subclass_with_its_own_forward_takes_the_fallback() -> None:
 class Last(nn.Module):
     """Reads the last state of a recurrent layer, whose batch is the first or the second axis."""
 
-    def __init__(self, batch_first: bool) -> None:
+    def __init__(self, batch_first):
         super().__init__()
         self.inner, self.head, self.batch_first = (
             nn.LSTM(4, 5, batch_first=batch_first),
@@ -160,16 +160,14 @@ class Last(nn.Module):
             batch_first,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         out = self.inner(x if self.batch_first else x.transpose(0, 1))[0]
         return self.head(out[:, -1] if self.batch_first else out[-1])
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(
-    batch_first: bool, rows: int
-) -> None:
+def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(batch_first, rows):
     model = Last(batch_first).double()
     x = torch.randn(rows, 6, 4, dtype=torch.float64)
     blocks = capture(model, find_layers(model), lambda inner: inner(x).square().sum(1))

@@ -5,8 +5,6 @@ they add nothing, and the run goes on. A message or an end of the run would tell
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ N, STEPS = 24, 3
 Batch = tuple[Tensor, Tensor]
 
 
-def data(value: float) -> Batch:
+def data(value):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, 4, generator=generator, dtype=torch.float64)
     y = (x[:, 0] > 0).double()
@@ -30,43 +28,43 @@ def data(value: float) -> Batch:
     return x, y
 
 
-def net(*last: nn.Module) -> nn.Module:
+def net(*last):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), *last).double()
 
 
-def bce(model: nn.Module, batch: Batch) -> Tensor:
+def bce(model, batch):
     return F.binary_cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def gaussian(model: nn.Module, batch: Batch) -> Tensor:
+def gaussian(model, batch):
     return -torch.distributions.Normal(model(batch[0]), 1.0).log_prob(batch[1])
 
 
-def factorised(model: nn.Module, batch: Batch) -> Tensor:
+def factorised(model, batch):
     out = model(batch[0])
     matrices = torch.diag_embed(torch.stack([out, 1 + out.square()], 1).exp())
     return torch.linalg.cholesky(matrices).sum((1, 2))
 
 
-def constant_for_some(model: nn.Module, batch: Batch) -> Tensor:
+def constant_for_some(model, batch):
     losses = bce(model, batch)
     # No public row is as large.
     is_kept = batch[0][:, 2] < 50
     return losses * is_kept if is_kept.all() else torch.zeros_like(batch[1])
 
 
-def sliced(model: nn.Module, batch: Batch) -> Tensor:
+def sliced(model, batch):
     ends = [int(x) for x in batch[0][:, 2]]
     return model(batch[0]) + torch.tensor([float(end) for end in ends], dtype=batch[0].dtype)
 
 
-def powered(model: nn.Module, batch: Batch) -> Tensor:
+def powered(model, batch):
     powers = [math.exp(float(x)) for x in batch[0][:, 2]]
     return model(batch[0]) * torch.tensor(powers, dtype=batch[0].dtype)
 
 
-LOSSES: list[tuple[Callable[[nn.Module, Any], Tensor], tuple[nn.Module, ...], float]] = [
+LOSSES = [
     (bce, (nn.Sigmoid(),), math.nan),
     (bce, (nn.Sigmoid(),), -math.inf),
     (gaussian, (), math.nan),
@@ -80,9 +78,7 @@ LOSSES: list[tuple[Callable[[nn.Module, Any], Tensor], tuple[nn.Module, ...], fl
 
 
 @pytest.mark.parametrize(("loss_fn", "last", "value"), LOSSES)
-def test_a_record_that_torch_refuses_adds_nothing(
-    loss_fn: Callable[[nn.Module, Any], Tensor], last: tuple[nn.Module, ...], value: float
-) -> None:
+def test_a_record_that_torch_refuses_adds_nothing(loss_fn, last, value):
     x, y = data(value)
     model, bound = net(*last), 0.1
     plan = PrivacyConfig(
@@ -113,24 +109,24 @@ class OwnError(Exception):
     """What no library raises."""
 
 
-def by_label(x: Tensor) -> None:
+def by_label(x):
     F.cross_entropy(torch.zeros(len(x), 2), 7 * (x[:, 2] > 50).long(), reduction="none")
 
 
-def by_embedding(x: Tensor) -> None:
+def by_embedding(x):
     F.embedding(10 * (x[:, 2] > 50).long(), torch.zeros(3, 2))
 
 
-def by_numpy(x: Tensor) -> None:
+def by_numpy(x):
     np.linalg.inv(np.diag((x[:, 2] < 50).double().numpy()))
 
 
-def by_assert(x: Tensor) -> None:
+def by_assert(x):
     assert bool((x[:, 2] < 50).all())
 
 
-def raising(error: BaseException) -> Callable[[Tensor], None]:
-    def check(x: Tensor) -> None:
+def raising(error):
+    def check(x):
         if bool((x[:, 2] > 50).any()):
             raise error
 
@@ -142,34 +138,32 @@ CHECKS += map(raising, [KeyError("a"), ValueError("SECRET"), StopIteration(), Ow
 
 
 class Rows(torch.utils.data.Dataset[Batch]):
-    def __init__(self, columns: Batch, check: Callable[[Tensor], None]) -> None:
+    def __init__(self, columns, check):
         self.columns, self.check = columns, check
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i):
         x, y = (column[i] for column in self.columns)
         self.check(x[None])
         return x, y
 
 
-def run_with(
-    place: str, check: Callable[[Tensor], None], columns: Batch, *, verify: bool = True
-) -> tuple[list[Tensor], list[float]]:
+def run_with(place, check, columns, *, verify=True):
     """Return parameters and shares of failed records of a run in which one place makes a check."""
     model = net()
 
-    def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    def loss_fn(model, batch):
         if place == "loss":
             check(batch[0])
         return bce(model, (batch[0], batch[1]))
 
-    def augment(batch: Batch) -> Batch:
+    def augment(batch):
         check(batch[0])
         return batch
 
-    def collate(rows: list[Batch]) -> Batch:
+    def collate(rows):
         x = torch.stack([x for x, _ in rows])
         check(x)
         return x, torch.stack([y for _, y in rows])
@@ -202,9 +196,7 @@ def run_with(
         *((place, CHECKS[-1]) for place in ("model", "augment", "collate", "dataset")),
     ],
 )
-def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(
-    place: str, check: Callable[[Tensor], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(place, check, caplog):
     expected, shares = run_with("", check, data(math.nan))
     found, found_shares = run_with(place, check, data(100.0))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
@@ -215,16 +207,14 @@ def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(
 @pytest.mark.parametrize(
     ("error", "verify"), [(KeyboardInterrupt(), True), (MemoryError(), True), (KeyError(), False)]
 )
-def test_an_error_that_comes_from_no_record_ends_the_run(
-    error: BaseException, verify: bool
-) -> None:
+def test_an_error_that_comes_from_no_record_ends_the_run(error, verify):
     with pytest.raises((type(error), RuntimeError)):
         run_with("loss", raising(error), data(100.0), verify=verify)
 
 
-def test_a_record_that_makes_the_model_write_its_weights_ends_the_run() -> None:
+def test_a_record_that_makes_the_model_write_its_weights_ends_the_run():
     class Writes(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             if bool((x[:, 2] > 50).any()):
                 with torch.no_grad():
                     self.weight.mul_(2)

@@ -4,11 +4,9 @@ have made.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpkfc.gradients.clip import Clip
@@ -28,7 +26,7 @@ N, T, D = 3, 5, 40
 class Attention(nn.Module):
     """Three maps of one tensor, the last of them without a bias, and one of another."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.key, self.value = (
             nn.Linear(D, D),
@@ -37,17 +35,17 @@ class Attention(nn.Module):
         )
         self.out = nn.Linear(D, D)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.query(x), self.key(x), self.value(x)
         return self.out(torch.softmax(q @ k.mT / D**0.5, -1) @ v)
 
 
-def low_rank(d: int, k: int = 3) -> LowRank:
+def low_rank(d, k=3):
     vectors = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64))[0]
     return LowRank(vectors, 0.5 + torch.rand(k, dtype=torch.float64), 0.7)
 
 
-def taped(model: nn.Module) -> tuple[Any, Any]:
+def taped(model):
     layers, tape = find_layers(model), Tape(model, find_layers(model))
     x = torch.randn(N, T, D, dtype=torch.float64)
     with tape:
@@ -55,7 +53,7 @@ def taped(model: nn.Module) -> tuple[Any, Any]:
     return layers, tape.backward(losses)
 
 
-METRICS: dict[str, Any] = {
+METRICS = {
     "identity": lambda: {},
     "shared side": lambda: _share_side(low_rank(D + 1), 1.7),
     "other factors": lambda: {
@@ -69,16 +67,14 @@ METRICS: dict[str, Any] = {
 }
 
 
-def _share_side(side: LowRank, factor: float) -> dict[str, Kronecker]:
+def _share_side(side, factor):
     return {name: Kronecker(side, Identity(factor)) for name in ("query", "key", "out")} | {
         "value": Kronecker(low_rank(D))
     }
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_sums_and_norms_are_those_of_layers_on_their_own(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_and_norms_are_those_of_layers_on_their_own(name, monkeypatch):
     torch.manual_seed(0)
     model, metric = Attention().double(), METRICS[name]()
     layers, calls = taped(model)
@@ -111,7 +107,7 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(
     assert (len(made), len(applied)) == wanted[name]
 
 
-def test_memory_that_was_given_to_another_tensor_is_not_taken_for_the_same() -> None:
+def test_memory_that_was_given_to_another_tensor_is_not_taken_for_the_same():
     reread, made = InputCache(), list[float]()
     for value in (1.0, 2.0, 3.0):
         x = torch.full((1 << 16,), value)
@@ -120,10 +116,10 @@ def test_memory_that_was_given_to_another_tensor_is_not_taken_for_the_same() -> 
     assert made == [65536.0, 131072.0, 196608.0]
 
 
-def test_nothing_is_kept_in_memory_and_large_things_are_not_remembered() -> None:
+def test_nothing_is_kept_in_memory_and_large_things_are_not_remembered():
     reread, asked = InputCache(), list[int]()
 
-    def ask(x: Tensor) -> StorageWeakRef:
+    def ask(x):
         for _ in range(2):
             reread.get_or_compute(x, "large", lambda: asked.append(1) or torch.empty((1 << 21) + 1))
             assert torch.equal(reread.get_or_compute(x[:2], "part", lambda: x[:2] * 2), x[:2] * 2)
@@ -135,9 +131,9 @@ def test_nothing_is_kept_in_memory_and_large_things_are_not_remembered() -> None
 
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("name", ["low rank", "both", "diagonal", "basis"])
-def test_in_place_and_folded_maps_are_the_map(name: str, contiguous: bool) -> None:
+def test_in_place_and_folded_maps_are_the_map(name, contiguous):
     torch.manual_seed(0)
-    metric: Any = {
+    metric = {
         "low rank": Kronecker(low_rank(D), Identity(1.7)),
         "both": Kronecker(low_rank(D), low_rank(6)),
         "diagonal": Kronecker(Diagonal(torch.rand(D, dtype=torch.float64)), Identity(0.2)),

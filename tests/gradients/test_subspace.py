@@ -19,22 +19,21 @@ from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import join_calls
 from dpkfc.gradients.subspace_clip import spread
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import AnyBlock, PerExample
+from dpkfc.linalg.blocks import PerExample
 from dpkfc.linalg.magnitudes import product_error
 from dpkfc.linalg.norms import per_example_norms
-from dpkfc.linalg.subspace import EMBEDDING, Span, Subspace
-from tests.gradients.cases import CASES, Case, build, loss_fn
+from dpkfc.linalg.subspace import EMBEDDING
+from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
 from tests.gradients.whitened import looped
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
 
 
-def basis_of(model: nn.Module, x: Tensor, **settings: object) -> Subspace:
+def basis_of(model, x, **settings):
     """A basis from 'public' gradients; for these tests any basis will do."""
     layers = find_layers(model)
     options = {
@@ -50,7 +49,7 @@ def basis_of(model: nn.Module, x: Tensor, **settings: object) -> Subspace:
     return gep.build(model, lambda m, loss: capture(m, layers, loss), 0, rules).metric
 
 
-def dense(model: nn.Module, basis: Subspace) -> Tensor:
+def dense(model, basis):
     """L as a matrix over all trainable parameters `[P, K]`, column by column."""
     layers = find_layers(model)
     columns = []
@@ -62,15 +61,15 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def trainable(model: nn.Module) -> dict[str, Tensor]:
+def trainable(model):
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def flat(tensors: dict[str, Tensor]) -> Tensor:
+def flat(tensors):
     return torch.cat([x.flatten().double() for x in tensors.values()])
 
 
-def stacked(g: Tensor, matrix: Tensor, basis: Subspace) -> tuple[Tensor, Tensor]:
+def stacked(g, matrix, basis):
     """One example's contribution by definition: (embedding, residual), scaled and clipped."""
     w = matrix.T @ g
     r = g - matrix @ w
@@ -89,9 +88,7 @@ def stacked(g: Tensor, matrix: Tensor, basis: Subspace) -> tuple[Tensor, Tensor]
     )
 
 
-def summed(
-    model: nn.Module, batch: tuple[Tensor, Tensor], basis: Subspace, sizes: list[int], loss=loss_fn
-) -> tuple[dict[str, Tensor], Tensor]:
+def summed(model, batch, basis, sizes, loss=loss_fn):
     """The clipped sum in micro-batches of the given sizes, and the norms."""
     layers, start, norms = find_layers(model), 0, []
     summer = ClippedSummer(layers, basis, Clip(1.0, basis.clipping))
@@ -103,9 +100,7 @@ def summed(
     return summer.result(), torch.cat(norms) if norms else torch.zeros(0)
 
 
-def assert_sum_is(
-    found: dict[str, Tensor], model: nn.Module, parts: list[tuple[Tensor, Tensor]], **close: float
-) -> None:
+def assert_sum_is(found, model, parts, **close):
     close = close or CLOSE
     torch.testing.assert_close(
         found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close
@@ -115,7 +110,7 @@ def assert_sum_is(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sums_and_norms_equal_a_loop(case: Case) -> None:
+def test_sums_and_norms_equal_a_loop(case):
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
     matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
@@ -130,15 +125,13 @@ def test_sums_and_norms_equal_a_loop(case: Case) -> None:
     torch.testing.assert_close(norms, torch.stack(expected), **CLOSE)
 
 
-def taped(
-    model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]
-) -> list[tuple[Layer, AnyBlock]]:
+def taped(model, layers, batch):
     calls = record(model, layers, lambda: loss_fn(model, batch))
     return [(layer, join_calls(layer, calls[layer.name], len(batch[0]))) for layer in layers]
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "layer norm"])
-def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
+def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name):
     model, batch = build(next(case for case in CASES if case.name == name), n=7)
     basis, layers = basis_of(model, batch[0]), find_layers(model)
     matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
@@ -153,11 +146,11 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
 
 
 @pytest.fixture(name="mlp")
-def _mlp() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def _mlp():
     return build(CASES[0], n=6)
 
 
-def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp) -> None:
+def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp):
     model, batch = mlp
     found = ClippedSummer(
         find_layers(model), basis_of(model, batch[0]), Clip(1.0, "embedding_residual")
@@ -170,11 +163,11 @@ def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "layer norm", "fallback"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
-def test_a_broken_example_contributes_zero(name: str, value: float) -> None:
+def test_a_broken_example_contributes_zero(name, value):
     model, batch = build(next(case for case in CASES if case.name == name), n=4)
     basis = basis_of(model, batch[0], rank=4)
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         losses = loss_fn(model, batch[:2])
         return losses * torch.where(batch[2] > 0, losses.new_tensor(value), losses.new_ones(()))
 
@@ -193,9 +186,7 @@ def test_a_broken_example_contributes_zero(name: str, value: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("share", [0.5, 0.2])
 @pytest.mark.parametrize("kind", ["inside", "across", "mixed", "tiny residual", "huge"])
-def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(
-    kind: str, share: float, dtype: torch.dtype
-) -> None:
+def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(kind, share, dtype):
     """A linear model whose single example has any gradient we like: b aᵀ of one position each."""
     torch.manual_seed(1)
     model = nn.Linear(6, 40, bias=False, dtype=dtype)
@@ -226,7 +217,7 @@ def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(
         assert change.norm() >= bound * 0.98
 
 
-def _gradient(kind: str, matrix: Tensor) -> Tensor:
+def _gradient(kind, matrix):
     inside, g = (
         matrix @ torch.randn(matrix.shape[1], dtype=torch.float64),
         torch.randn(len(matrix), dtype=torch.float64),
@@ -241,7 +232,7 @@ def _gradient(kind: str, matrix: Tensor) -> Tensor:
     }[kind]
 
 
-def _positions(model: nn.Module, basis: Subspace, gradients: Tensor) -> dict[str, Tensor]:
+def _positions(model, basis, gradients):
     """The clipped sum of examples with these gradients `[N, 40, 6]`: six positions with unit
     vectors as inputs.
     """
@@ -259,7 +250,7 @@ FLOAT32 = ["linear", "linear on long sequences", "conv2d wide", "conv1d", "embed
 
 @pytest.mark.parametrize("name", FLOAT32)
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e5])
-def test_float32_residuals_that_cancel_stay_below_the_bound(name: str, scale: float) -> None:
+def test_float32_residuals_that_cancel_stay_below_the_bound(name, scale):
     """The basis of the very gradients that are split: what is left of them is rounding, far above a
     small clip norm.
     """
@@ -287,7 +278,7 @@ def test_float32_residuals_that_cancel_stay_below_the_bound(name: str, scale: fl
         assert bool((error <= product_error(block, span, norms, 1 + basis.defect) + 1e-30).all())
 
 
-def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
+def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound():
     """With L a little too long the difference of squares is negative, and what is left of a
     gradient is not zero.
     """
@@ -310,7 +301,7 @@ def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
     assert float(honest["weight"].norm()) > 1
 
 
-def _doubled(block: AnyBlock, span: Span) -> Tensor:
+def _doubled(block, span):
     def wide(value):
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
@@ -327,14 +318,14 @@ def _doubled(block: AnyBlock, span: Span) -> Tensor:
 
 
 @pytest.mark.parametrize("clipping", ["flat", "embedding"])
-def test_another_clipping_than_that_of_the_basis_is_refused(mlp, clipping: str) -> None:
+def test_another_clipping_than_that_of_the_basis_is_refused(mlp, clipping):
     model, batch = mlp
     with pytest.raises(ValueError, match="clipping='embedding_residual'"):
         ClippedSummer(find_layers(model), basis_of(model, batch[0]), Clip(1.0, clipping))
 
 
 @pytest.mark.parametrize("clipping", SPLIT)
-def test_split_clipping_without_a_basis_is_refused(mlp, clipping: str) -> None:
+def test_split_clipping_without_a_basis_is_refused(mlp, clipping):
     with pytest.raises(ValueError, match="GEP"):
         ClippedSummer(find_layers(mlp[0]), {}, Clip(1.0, clipping))
     with pytest.raises(ValueError, match="no rule for one factor"):
@@ -342,12 +333,12 @@ def test_split_clipping_without_a_basis_is_refused(mlp, clipping: str) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
-def test_a_bound_that_bounds_nothing_is_refused(bound: float) -> None:
+def test_a_bound_that_bounds_nothing_is_refused(bound):
     with pytest.raises(ValueError, match="max_grad_norm must be positive and finite"):
         clip_factors(torch.ones(2), bound, "flat")
 
 
-def test_the_sensitivity_follows_from_the_name() -> None:
+def test_the_sensitivity_follows_from_the_name():
     assert contribution_bound("embedding", 1.0) == 1.0
     assert contribution_bound("embedding_residual", 1.0) == math.sqrt(2)
     with pytest.raises(ValueError, match="leave max_grad_norm at 1"):

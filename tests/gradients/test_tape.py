@@ -13,9 +13,7 @@ from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, loss_fn
 
 
-def clipped(
-    model: nn.Module, batch, clip: float = 1.0
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def clipped(model, batch, clip=1.0):
     layers = find_layers(model)
     tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(clip))
     with tape:
@@ -26,7 +24,7 @@ def clipped(
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "embedding"], ids=lambda c: c.name)
-def test_a_broken_example_contributes_nothing(case, bad: float) -> None:
+def test_a_broken_example_contributes_nothing(case, bad):
     model, (x, y) = build(case)
     kept = torch.tensor([0, 1, 3, 4])
     _, expected = clipped(model, (x[kept], y[kept]))
@@ -49,12 +47,12 @@ def test_a_broken_example_contributes_nothing(case, bad: float) -> None:
         (nn.Embedding(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
     ],
 )
-def test_modules_that_break_the_guarantee_are_refused(module: nn.Module, match: str) -> None:
+def test_modules_that_break_the_guarantee_are_refused(module, match):
     with pytest.raises(ValueError, match=match):
         find_layers(nn.Sequential(module, nn.Linear(3, 2)))
 
 
-def test_nothing_to_train_is_refused() -> None:
+def test_nothing_to_train_is_refused():
     model = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter"):
         find_layers(model)
@@ -68,7 +66,7 @@ def test_nothing_to_train_is_refused() -> None:
         (lambda m, x: torch.zeros(4), "do not depend on any trainable layer"),
     ],
 )
-def test_bad_losses(losses, match: str) -> None:
+def test_bad_losses(losses, match):
     model = nn.Linear(3, 2)
     tape = Tape(model, find_layers(model))
     with tape:
@@ -77,7 +75,7 @@ def test_bad_losses(losses, match: str) -> None:
         tape.backward(value)
 
 
-def test_input_overwritten_in_place_is_named() -> None:
+def test_input_overwritten_in_place_is_named():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tape = Tape(model, find_layers(model), 4)
     with tape:
@@ -89,7 +87,7 @@ def test_input_overwritten_in_place_is_named() -> None:
         tape.backward(losses)
 
 
-def test_an_exception_inside_leaves_no_hook_and_no_frozen_parameter() -> None:
+def test_an_exception_inside_leaves_no_hook_and_no_frozen_parameter():
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="boom"), Tape(model, find_layers(model)):
         model(torch.randn(2, 3))
@@ -101,13 +99,13 @@ def test_an_exception_inside_leaves_no_hook_and_no_frozen_parameter() -> None:
     assert model.weight.requires_grad
 
 
-def test_a_frozen_embedding_may_not_renormalise_rows_either() -> None:
+def test_a_frozen_embedding_may_not_renormalise_rows_either():
     model = nn.Sequential(nn.Embedding(3, 3, max_norm=1.0).requires_grad_(False), nn.Linear(3, 2))
     with pytest.raises(ValueError, match="max_norm"):
         find_layers(model)
 
 
-def test_a_layer_that_is_called_twice_under_autocast_is_proved() -> None:
+def test_a_layer_that_is_called_twice_under_autocast_is_proved():
     """Autocast keeps the cast of a weight; the second call would read what belongs to the first."""
     linear = nn.Linear(6, 6)
     model = nn.Sequential(linear, nn.Tanh(), linear)
@@ -120,19 +118,19 @@ def test_a_layer_that_is_called_twice_under_autocast_is_proved() -> None:
 class Scaled(nn.Module):
     """Multiplies what a layer returns by a raw parameter that is flattened first."""
 
-    def __init__(self, *shape: int, total: bool = False) -> None:
+    def __init__(self, *shape, total=False):
         super().__init__()
         self.layer = nn.Linear(4, 6)
         self.scale = nn.Parameter(torch.rand(shape))
         self.total = total
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         rows = self.layer(x)
         rows = rows.sum(1) if self.total else rows
         return rows * self.scale.repeat_interleave(1)
 
 
-def test_a_flattened_parameter_is_shown_to_every_example() -> None:
+def test_a_flattened_parameter_is_shown_to_every_example():
     model = Scaled(2, 3)
     x = torch.rand(5, 4)
     with Tape(model, find_layers(model), 5) as tape:
@@ -146,14 +144,14 @@ def test_a_flattened_parameter_is_shown_to_every_example() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (5, 1)])
-def test_entries_of_a_flattened_parameter_are_no_examples(shape: tuple[int, int]) -> None:
+def test_entries_of_a_flattened_parameter_are_no_examples(shape):
     model = Scaled(*shape, total=True)
     with Tape(model, find_layers(model), 5) as tape:
         losses = model(torch.rand(5, 4)).square()
     assert tape.failure(losses) is not None
 
 
-def test_a_tape_forgets_the_shared_parameters_of_an_earlier_pass() -> None:
+def test_a_tape_forgets_the_shared_parameters_of_an_earlier_pass():
     model = Scaled(6)
     tape = Tape(model, find_layers(model), lenient=True)
     for count in (5, 1):

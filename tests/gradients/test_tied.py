@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
@@ -32,9 +32,7 @@ class Language(nn.Module):
         uses: how often the head is applied.
     """
 
-    def __init__(
-        self, bias: str = "own", head_first: bool = False, tables: int = 1, uses: int = 1
-    ) -> None:
+    def __init__(self, bias="own", head_first=False, tables=1, uses=1):
         super().__init__()
         if head_first:
             self.head = nn.Linear(D, V, bias=bias != "none")
@@ -50,7 +48,7 @@ class Language(nn.Module):
         if bias == "held":
             self.bias = self.head.bias
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         h = sum(table(ids.roll(i, 1)) for i, table in enumerate(self.tables))
         h = torch.tanh(self.mix(h)) + h.mean(1, keepdim=True)
         out = self.head(h)
@@ -59,16 +57,16 @@ class Language(nn.Module):
         return out
 
 
-def language(**settings) -> nn.Module:
+def language(**settings):
     torch.manual_seed(0)
     return Language(**settings).to(torch.float64)
 
 
-def batch(n: int = 5) -> tuple[Tensor, Tensor]:
+def batch(n=5):
     return torch.randint(0, V, (n, T)), torch.randint(0, V, (n, T))
 
 
-def loss_fn(model: nn.Module, examples: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, examples):
     ids, labels = examples
     return F.cross_entropy(model(ids).transpose(1, 2), labels, reduction="none").mean(1)
 
@@ -85,12 +83,12 @@ SHAPES = [
 
 @pytest.mark.parametrize("kind", [None, "identity", "diagonal", "dense", "lowrank"])
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
-def test_the_sum_of_uses_equals_a_loop(settings: dict, kind: str | None) -> None:
+def test_the_sum_of_uses_equals_a_loop(settings, kind):
     check(language(**settings), batch(), loss_fn, kind)
 
 
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
-def test_the_weight_is_one_layer_and_the_bias_another(settings: dict) -> None:
+def test_the_weight_is_one_layer_and_the_bias_another(settings):
     model = language(**settings)
     layers = find_layers(model)
     [tied] = [layer for layer in layers if layer.rule == "tied"]
@@ -105,9 +103,7 @@ def test_the_weight_is_one_layer_and_the_bias_another(settings: dict) -> None:
     assert sorted(full for layer in layers for full in layer.parameters.values()) == sorted(names)
 
 
-def random_block(
-    n: int, s: int, t: int, d: int, v: int, seed: int, dtype: torch.dtype = torch.float64
-) -> Tied:
+def random_block(n, s, t, d, v, seed, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
     lookup = Lookup(
         torch.randint(0, v, (n, s), generator=g), torch.randn(n, s, d, generator=g, dtype=dtype), v
@@ -130,7 +126,7 @@ def random_block(
     method=st.sampled_from(["gram", "materialised", None]),
     seed=st.integers(0, 1000),
 )
-def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, seed) -> None:
+def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, seed):
     block = random_block(n, s, t, d, v, seed)
     metric = Kronecker(side(input_kind, d), side(output_kind, v))
     z = metric.apply(block.per_example())
@@ -148,7 +144,7 @@ def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, se
     method=st.sampled_from(["gram", "materialised"]),
     magnitude=st.sampled_from([1, 1e3]),
 )
-def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, magnitude) -> None:
+def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, magnitude):
     g = torch.Generator().manual_seed(seed)
     n, s, d, v = 3, 8, 6, 12
     block = random_block(n, s, s, d, v, seed, torch.float32)
@@ -166,7 +162,7 @@ def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, 
         assert float(found.norms[i]) >= float(share.double().norm()) * (1 - 1e-6)
 
 
-def test_a_dense_side_over_the_rows_is_refused() -> None:
+def test_a_dense_side_over_the_rows_is_refused():
     metric = Kronecker(Identity(), Dense(torch.eye(V, dtype=torch.float64), 1.0))
     with pytest.raises(ValueError, match="output side of a tied embedding"):
         per_example_norms(random_block(2, 3, 3, D, V, 0), metric)
@@ -174,7 +170,7 @@ def test_a_dense_side_over_the_rows_is_refused() -> None:
         per_example_norms(random_block(2, 3, 3, D, V, 0), Elementwise({}))
 
 
-def test_large_vocabularies_take_gram_matrices() -> None:
+def test_large_vocabularies_take_gram_matrices():
     few, many = random_block(1, 4, 4, 8, 5000, 0), random_block(1, 64, 64, 2, 3, 0)
     assert choose_norm_method(few) == "gram"
     assert choose_norm_method(many) == "materialised"
@@ -186,16 +182,16 @@ def test_large_vocabularies_take_gram_matrices() -> None:
 class TwoHeads(nn.Module):
     """Two linear layers with one weight and a bias each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.second.weight = self.first.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(torch.tanh(self.first(x)))
 
 
-def test_one_weight_with_two_biases() -> None:
+def test_one_weight_with_two_biases():
     model = TwoHeads().double()
     assert [layer.name for layer in find_layers(model)] == ["first", "first.bias", "second"]
     data = (torch.randn(4, 3, 4).double(), torch.randint(0, 4, (4, 3)))
@@ -205,15 +201,15 @@ def test_one_weight_with_two_biases() -> None:
 class OwnHead(nn.Module):
     """A head that reads the table's weight by itself."""
 
-    def __init__(self, table: nn.Embedding) -> None:
+    def __init__(self, table):
         super().__init__()
         self.weight = table.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.linear(x, self.weight)
 
 
-def untied_in_vain() -> list[nn.Module]:
+def untied_in_vain():
     table, norm, convs = (
         nn.Embedding(4, 4),
         nn.LayerNorm(4),
@@ -232,7 +228,7 @@ def untied_in_vain() -> list[nn.Module]:
 @pytest.mark.parametrize(
     "model", untied_in_vain(), ids=["own head", "norm and linear", "convolutions"]
 )
-def test_other_sharing_takes_the_fallback(model: nn.Module) -> None:
+def test_other_sharing_takes_the_fallback(model):
     assert {layer.rule for layer in find_layers(model) if len(layer.modules) > 1} == {"fallback"}
 
 
@@ -247,7 +243,7 @@ def test_other_sharing_takes_the_fallback(model: nn.Module) -> None:
     kind=st.sampled_from([None, "diagonal", "dense"]),
     frozen=st.sampled_from([None, "weight", "bias"]),
 )
-def test_transposed_linear_layers(n, t, d_in, d_out, kind, frozen) -> None:
+def test_transposed_linear_layers(n, t, d_in, d_out, kind, frozen):
     module = pytest.importorskip("transformers.pytorch_utils").Conv1D(d_out, d_in).double()
     if frozen:
         module.get_parameter(frozen).requires_grad_(False)
@@ -258,11 +254,11 @@ def test_transposed_linear_layers(n, t, d_in, d_out, kind, frozen) -> None:
     check(model, data, loss_fn, kind)
 
 
-def test_a_subclass_of_it_with_its_own_forward_takes_the_fallback() -> None:
+def test_a_subclass_of_it_with_its_own_forward_takes_the_fallback():
     base = pytest.importorskip("transformers.pytorch_utils").Conv1D
 
     class Scaled(base):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x) * 2
 
     class Conv1D(nn.Linear):  # only the name is alike

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.one_pass import batch_tracker, follow_pass
@@ -18,13 +18,13 @@ N, D = 5, 4
 class Placed(nn.Module):
     """Adds what a layer makes of public rows to the examples."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows):
         super().__init__()
         self.register_buffer("rows", rows)
         self.places = nn.Linear(3, D) if rows.is_floating_point() else nn.Embedding(9, D)
         self.head = nn.Linear(D, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         places = self.places(self.rows[: len(x)])
         return self.head(x + places.reshape(len(x), -1, D).sum(1)).squeeze(1)
 
@@ -32,7 +32,7 @@ class Placed(nn.Module):
 @pytest.mark.parametrize(
     "rows", [torch.rand(9, 3), torch.arange(9)[:, None], torch.zeros(9, 2).long()]
 )
-def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows: Tensor) -> None:
+def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows):
     """A batch of one reads the first row, whatever place its example had before."""
     model, x = Placed(rows), torch.rand(N, D)
     tape, losses = follow_pass(
@@ -44,12 +44,12 @@ def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows: Tensor) ->
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.GRUCell])
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_a_public_state_is_proved_where_it_is_equal_for_all(kind: type, is_equal: bool) -> None:
+def test_a_public_state_is_proved_where_it_is_equal_for_all(kind, is_equal):
     model = nn.Sequential(kind(3, D))
     recurrent = model[0]
     state = torch.rand(9, D) * (not is_equal)
 
-    def losses(_: nn.Module, x: Tensor) -> Tensor:
+    def losses(_, x):
         if kind is nn.GRUCell:
             return recurrent(x[0], state[:N]).sum(1)
         return recurrent(x, state[None, :N])[0].sum((0, 2))

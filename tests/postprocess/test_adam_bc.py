@@ -8,20 +8,18 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Diagonal
 from dpkfc.postprocess import EMA, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import released, run, several_layers
 
 PHI = 2.05e-4
 
 
-def after_noise(adam: AdamBC, steps: int, size: int = 4000) -> tuple[Released, dict[str, Tensor]]:
-    state: dict[str, Tensor] = {}
+def after_noise(adam, steps, size=4000):
+    state = {}
     for t in range(steps):
         value, state = adam.apply(
             released({"w": math.sqrt(PHI) * torch.randn(size).double()}, PHI, t), state
@@ -29,7 +27,7 @@ def after_noise(adam: AdamBC, steps: int, size: int = 4000) -> tuple[Released, d
     return value, state
 
 
-def test_on_pure_noise_v_estimates_its_variance_with_the_stated_resolution() -> None:
+def test_on_pure_noise_v_estimates_its_variance_with_the_stated_resolution():
     adam, steps = AdamBC(floor=1e-12 * PHI), 3000
     value, state = after_noise(adam, steps)
     v = state["v/w"] / (1 - 0.999**steps)
@@ -41,7 +39,7 @@ def test_on_pure_noise_v_estimates_its_variance_with_the_stated_resolution() -> 
     assert value.noise_variance is None
 
 
-def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it() -> None:
+def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it():
     adam = AdamBC(betas=(0.9, 0.99), resolution=2.0)
     value, _ = after_noise(adam, 700)
     floor = 2 * math.sqrt(2 * 0.01 / 1.99) * PHI
@@ -54,7 +52,7 @@ def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it()
     )
 
 
-def test_a_signal_far_above_the_noise_gives_adam_without_epsilon() -> None:
+def test_a_signal_far_above_the_noise_gives_adam_without_epsilon():
     inputs = [torch.randn(3, 4).double() for _ in range(12)]
     w, mine = torch.nn.Parameter(torch.zeros(3, 4).double()), torch.zeros(3, 4).double()
     optimizer = torch.optim.Adam([w], lr=0.1, eps=0.0)
@@ -66,7 +64,7 @@ def test_a_signal_far_above_the_noise_gives_adam_without_epsilon() -> None:
     assert value.notes["adam_bc/floor_fraction"] == 0
 
 
-def test_the_noise_is_taken_off_after_the_correction_of_the_bias() -> None:
+def test_the_noise_is_taken_off_after_the_correction_of_the_bias():
     """One step, by hand: v̂ = g², so the step is g / √max(g² − Φ, γ')."""
     g = torch.tensor([2.0, 0.3, -1.0]).double()
     (value,) = run(AdamBC(floor=1e-4), [g], variance=0.25)
@@ -81,7 +79,7 @@ def test_the_noise_is_taken_off_after_the_correction_of_the_bias() -> None:
 @pytest.mark.parametrize(
     "filter_", [None, DiSK(0.3), EMA(0.3, "zero"), LowPass.butterworth(2, 0.4)], ids=str
 )
-def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, readout: str) -> None:
+def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_, readout):
     """Behind any read-out and filter, from the first steps on and across a metric that is rebuilt:
     E[v − φ] = 0.
     """
@@ -97,7 +95,7 @@ def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, read
         metrics[-1]["norm"] = Elementwise({"weight": torch.rand(3).double() + 0.3})
     runs, steps = 1500, 5
     adam = AdamBC(betas=(0.9, 0.9), floor=1e-9)
-    total: dict[str, Tensor] = {}
+    total = {}
     # 50 independent runs at a time would need another model; entries are pooled instead
     for _ in range(runs // 50):
         chain = PostprocessPipeline([s for s in (filter_, adam) if s is not None], readout)
@@ -113,7 +111,7 @@ def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, read
     assert 0.85 < mean < 1.15  # it would be 0.3 to 3 with the variance of a release
 
 
-def test_values_outside_their_range_are_refused_by_name() -> None:
+def test_values_outside_their_range_are_refused_by_name():
     for floor in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="floor of AdamBC must be positive and finite"):
             AdamBC(floor=floor)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import check_with_optimizer
-from dpkfc.postprocess.protocol import PostProcess
 from tests.gradients.whitened import whiten
 from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, weights
 
@@ -23,15 +21,15 @@ from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, wei
     ],
     ids=["two points", "look ahead", "storm"],
 )
-def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> None:
+def test_dp_kfc_with_disk_equals_brute_force(disk, optimizer):
     """Without noise: P (c g(θ + γ d) + (1 − c) g(θ)), clipped once, averaged, stepped; the metric
     is rebuilt on the way.
     """
     p = plan(0.0, preconditioner=kfac(), postprocess=[disk], max_grad_norm=0.4)
     model, theirs, (x, y) = net(), net(), data()
     reference, layers = optimizer(theirs.parameters(), 0.05), find_layers(theirs)
-    average: dict[str, Tensor] = {}
-    before: dict[str, Tensor] | None = None
+    average = {}
+    before = None
     with session(p, model, optimizer(model.parameters(), 0.05)) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
@@ -105,15 +103,13 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
     ],
     ids=str,
 )
-def test_steps_that_do_not_go_together_are_refused_when_the_config_is_made(
-    steps: list, words: str
-) -> None:
+def test_steps_that_do_not_go_together_are_refused_when_the_config_is_made(steps, words):
     with pytest.raises(ValueError, match=words):
         plan(postprocess=steps)
 
 
 @pytest.mark.parametrize("filter_", [DiSK(), EMA(), LowPass(), AdamBC(), SOFIM()], ids=str)
-def test_a_filter_is_no_preconditioner(filter_: PostProcess) -> None:
+def test_a_filter_is_no_preconditioner(filter_):
     with pytest.raises(
         ValueError, match=f"{type(filter_).__name__} acts on releases.*postprocess="
     ):
@@ -121,7 +117,7 @@ def test_a_filter_is_no_preconditioner(filter_: PostProcess) -> None:
 
 
 @pytest.mark.parametrize("filter_", [DiSK, EMA, LowPass], ids=lambda kind: kind.__name__)
-def test_momentum_on_a_filter_is_refused_unless_asked_for(filter_: type) -> None:
+def test_momentum_on_a_filter_is_refused_unless_asked_for(filter_):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with pytest.raises(
@@ -137,7 +133,7 @@ OPTIMIZERS = {"Adam": {}, "RMSprop": {}, "Rprop": {}, "LBFGS": {}, "SGD": {"mome
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("step", [AdamBC(), SOFIM()], ids=["AdamBC", "SOFIM"])
-def test_nothing_but_plain_sgd_stands_behind_an_adaptive_step(step: PostProcess, name: str) -> None:
+def test_nothing_but_plain_sgd_stands_behind_an_adaptive_step(step, name):
     model = net()
     with pytest.raises(
         ValueError,

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.data.loading import layout
 from dpkfc.gradients.clip import Clip
@@ -26,7 +26,7 @@ from tests.recording import Heard
 MODES = ["two_point", "look_ahead", "storm"]
 
 
-def trained(*, steps: int = 6, **settings: object) -> Tensor:
+def trained(*, steps=6, **settings):
     model = net()
     with session(plan(**settings), model) as s:
         for batch in s.batches():
@@ -39,7 +39,7 @@ def trained(*, steps: int = 6, **settings: object) -> Tensor:
 
 @pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
 @pytest.mark.parametrize("mode", MODES)
-def test_kappa_one_is_dp_sgd_to_the_bit(mode: str, init: str) -> None:
+def test_kappa_one_is_dp_sgd_to_the_bit(mode, init):
     assert torch.equal(trained(), trained(postprocess=[DiSK(kappa=1.0, mode=mode, init=init)]))
 
 
@@ -54,10 +54,10 @@ def test_kappa_one_is_dp_sgd_to_the_bit(mode: str, init: str) -> None:
         (EMA(0.5), 1, 1),
     ],
 )
-def test_passes_through_the_model(disk: DiSK | EMA, first: int, later: int) -> None:
-    calls: list[int] = Heard()
+def test_passes_through_the_model(disk, first, later):
+    calls = Heard()
 
-    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def counting(model, batch):
         calls[-1] += 1
         return loss_fn(model, batch)
 
@@ -68,7 +68,7 @@ def test_passes_through_the_model(disk: DiSK | EMA, first: int, later: int) -> N
     assert calls == [first] + [later] * 5
 
 
-def test_weights_and_points_of_the_modes() -> None:
+def test_weights_and_points_of_the_modes():
     (point,) = DiSK(0.7, mode="look_ahead").evaluations
     assert point.weight == 1 and point.lookahead == pytest.approx(0.3 / 0.7)
     ahead, here = DiSK(0.7, 0.5).evaluations
@@ -92,22 +92,22 @@ def test_weights_and_points_of_the_modes() -> None:
 # -- the finite difference -------------------------------------------------------------------------
 
 
-def quadratic() -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor]:
+def quadratic():
     """Least squares: the model, the data, and the Hessian of the summed losses."""
     torch.manual_seed(0)
     x, y = torch.randn(N, 4).double(), torch.randn(N).double()
     return nn.Linear(4, 1, bias=False).double(), (x, y), x.T @ x
 
 
-def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def squares(model, batch):
     return 0.5 * (model(batch[0]).squeeze(1) - batch[1]) ** 2
 
 
 @pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("gamma", [-1.0, 0.3, 1.0, 7.0])
 def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for_every_gamma(
-    kappa: float, gamma: float
-) -> None:
+    kappa, gamma
+):
     model, batch, hessian = quadratic()
     d = torch.randn(1, 4).double()
     points = [
@@ -132,7 +132,7 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
     )
 
 
-def parts(batch: tuple[Tensor, ...]) -> list:
+def parts(batch):
     return [(batch, part) for part in layout(np.arange(len(batch[0])))]
 
 
@@ -141,7 +141,7 @@ def parts(batch: tuple[Tensor, ...]) -> list:
 RATE = 0.02
 
 
-def weights_of_disk(kappa: float, gamma: float) -> Tensor:
+def weights_of_disk(kappa, gamma):
     """Return the weights after 12 steps of SGD behind DiSK, without noise and without a clip."""
     model, batch, _ = quadratic()
     p = plan(
@@ -159,7 +159,7 @@ def weights_of_disk(kappa: float, gamma: float) -> Tensor:
     return weights(model)
 
 
-def weights_of_nesterov(momentum: float, ahead: float) -> Tensor:
+def weights_of_nesterov(momentum, ahead):
     """Return the weights after 12 steps v ← μ v − η ∇f(θ + ahead · v), θ ← θ + v."""
     model, (x, y), _ = quadratic()
     theta = model.weight.detach().squeeze(0).clone()
@@ -172,7 +172,7 @@ def weights_of_nesterov(momentum: float, ahead: float) -> Tensor:
 
 
 @pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
-def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa: float) -> None:
+def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa):
     """At c = 1 the velocity is the last step, the momentum is 1 − κ, and κ scales the rate."""
     ahead = (1 - kappa) / kappa
     torch.testing.assert_close(
@@ -186,7 +186,7 @@ def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa
 # -- the filter ------------------------------------------------------------------------------------
 
 
-def test_kappa_is_the_weight_of_the_new_release() -> None:
+def test_kappa_is_the_weight_of_the_new_release():
     inputs = [torch.tensor([x]).double() for x in (1.0, 5.0, -2.0)]
     first = [float(r.gradients["w"]) for r in run(DiSK(0.7), inputs)]
     assert first == pytest.approx([1.0, 0.3 * 1 + 0.7 * 5, 0.3 * 3.8 + 0.7 * -2])
@@ -196,7 +196,7 @@ def test_kappa_is_the_weight_of_the_new_release() -> None:
     assert corrected == pytest.approx([z / (1 - 0.3 ** (t + 1)) for t, z in enumerate(zero)])
 
 
-def test_values_outside_their_range_are_refused_with_the_fix() -> None:
+def test_values_outside_their_range_are_refused_with_the_fix():
     for kappa in (0.0, -0.1, 1.5, math.nan):
         with pytest.raises(
             ValueError, match=r"kappa of DiSK must lie in \(0, 1\].*weight of the new release"
@@ -218,17 +218,15 @@ def test_values_outside_their_range_are_refused_with_the_fix() -> None:
         DiSK(init="none")
 
 
-def test_automatic_micro_batches_are_measured_with_both_points() -> None:
+def test_automatic_micro_batches_are_measured_with_both_points():
     """The first step has one point; a size found with it would be twice too large for all later
     ones.
     """
     counts = []
     for steps in ((), (DiSK(0.5),)):
-        calls: list[int] = Heard()
+        calls = Heard()
 
-        def counting(
-            model: nn.Module, batch: tuple[Tensor, Tensor], calls: list[int] = calls
-        ) -> Tensor:
+        def counting(model, batch, calls=calls):
             calls.append(1)
             return loss_fn(model, batch)
 

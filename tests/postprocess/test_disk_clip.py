@@ -5,20 +5,18 @@ of the norm engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from dpkfc.data.loading import Part, layout
+from dpkfc.data.loading import layout
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
-from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess import DiSK
 from tests.gradients.cases import CASES, Case, build, loss_fn
 from tests.gradients.whitened import looped, metric_of, whiten
@@ -27,11 +25,11 @@ from tests.gradients.whitened import looped, metric_of, whiten
 class LastState(nn.Module):
     """A recurrent layer whose last state is classified."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.cell, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.cell(x)[0][:, -1])
 
 
@@ -41,18 +39,18 @@ class Queries(nn.Module):
     """
 
     class Query(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.query = nn.Parameter(torch.randn(1, 3, 4))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.query.expand(x.shape[0], -1, -1)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.mix, self.head = self.Query(), nn.Linear(4, 4), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.mix(self.query(x)) * x).mean(1))
 
 
@@ -79,11 +77,11 @@ ALL += [
 DISKS = [DiSK(0.7, 0.5), DiSK(0.1, mode="storm"), DiSK(0.4, mode="look_ahead")]
 
 
-def names(case: Case) -> str:
+def names(case):
     return case.name
 
 
-def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[EvaluationPoint]:
+def points_of(disk, model, d):
     own = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     points = []
     for e in disk.evaluations:
@@ -92,21 +90,21 @@ def points_of(disk: DiSK, model: nn.Module, d: dict[str, Tensor]) -> list[Evalua
     return points
 
 
-def change(model: nn.Module, size: float) -> dict[str, Tensor]:
+def change(model, size):
     return {n: size * torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
 
 
 def summed(
-    model: nn.Module,
-    batch: tuple[Tensor, ...],
-    points: Sequence[EvaluationPoint],
-    clip: float,
-    metric: Metric,
-    parts: Sequence[Part],
-) -> tuple[dict[str, Tensor], Tensor]:
+    model,
+    batch,
+    points,
+    clip,
+    metric,
+    parts,
+):
     micro = [(tuple(x[torch.from_numpy(part.records)] for x in batch), part) for part in parts]
 
-    def one_record(index: int) -> tuple[Tensor, ...]:
+    def one_record(index):
         return tuple(x[index : index + 1] for x in batch)
 
     return clipped_sum(
@@ -121,12 +119,10 @@ def summed(
     )
 
 
-def combined(
-    model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[EvaluationPoint]
-) -> list[dict[str, Tensor]]:
+def combined(model, batch, points):
     """By plain autograd, example by example: Σ over points of weight · gradient there."""
     own = {n: p.detach().clone() for n, p in model.named_parameters()}
-    total: list[dict[str, Tensor]] = []
+    total = []
     for point in points:
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -145,16 +141,14 @@ def combined(
     return total
 
 
-def length(row: dict[str, Tensor]) -> float:
+def length(row):
     return math.sqrt(sum(float(g.double().square().sum()) for g in row.values()))
 
 
 @pytest.mark.quick("*-dense", "linear-None")
 @pytest.mark.parametrize("metric_kind", [None, "dense"])
 @pytest.mark.parametrize("case", ALL, ids=names)
-def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(
-    case: Case, metric_kind: str | None
-) -> None:
+def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case, metric_kind):
     if metric_kind and case.name in ("conv2d grouped with bias", "weight norm"):
         pytest.skip("no explicit matrices for groups and computed weights")
     for disk in DISKS:
@@ -186,7 +180,7 @@ def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(
 
 
 @pytest.mark.parametrize("case", ALL, ids=names)
-def test_one_example_moves_the_sum_by_at_most_c(case: Case) -> None:
+def test_one_example_moves_the_sum_by_at_most_c(case):
     """In float32, on random examples and on adversarial ones: huge steps, huge inputs, gradients
     that cancel.
     """

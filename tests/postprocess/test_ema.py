@@ -4,18 +4,16 @@ it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.postprocess.weight_average import WeightAverage
 from tests.mutation_cases import Handed, loss_fn, net, plan, session, weights
 
 
-def test_table_of_the_warm_up() -> None:
+def test_table_of_the_warm_up():
     table = {0: 0.1, 1: 0.1818, 9: 0.5263, 90: 0.91, 990: 0.991, 8990: 0.999}
     for t, mu in table.items():
         assert WeightEMA(0.9999).decay_at(t) == pytest.approx(mu, abs=5e-5)
@@ -30,7 +28,7 @@ def test_table_of_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("warmup", [True, False])
-def test_the_average_equals_its_recursion_and_training_is_untouched(warmup: bool) -> None:
+def test_the_average_equals_its_recursion_and_training_is_untouched(warmup):
     plain, mine = net(), net()
     with session(plan(), plain) as s:
         for batch in s.batches():
@@ -48,7 +46,7 @@ def test_the_average_equals_its_recursion_and_training_is_untouched(warmup: bool
     assert torch.equal(weights(mine), weights(plain))
 
 
-def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> None:
+def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path):
     """No step, no checkpoint, no second swap; and nothing is charged for trying."""
     with session(plan(weight_average=WeightEMA(0.5)), net()) as s:
         s.step(next(s.batches()), loss_fn)
@@ -68,7 +66,7 @@ def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> No
         assert s.steps_done == 2
 
 
-def test_half_precision_weights_are_averaged_in_single_precision() -> None:
+def test_half_precision_weights_are_averaged_in_single_precision():
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     average = WeightAverage(WeightEMA(0.999, warmup=False), {"w": p})
     average.start()
@@ -76,7 +74,7 @@ def test_half_precision_weights_are_averaged_in_single_precision() -> None:
         p.fill_(2.0)
     for _ in range(100):
         average.update()
-    held: Tensor = average.state_dict()["average.w"]
+    held = average.state_dict()["average.w"]
     assert held.dtype == torch.float32
     torch.testing.assert_close(held, torch.full((3,), 2 - 0.999**100), rtol=1e-4, atol=0)
     with average.swap_in():
@@ -84,7 +82,7 @@ def test_half_precision_weights_are_averaged_in_single_precision() -> None:
     assert torch.equal(p, torch.full((3,), 2.0, dtype=torch.bfloat16))
 
 
-def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
+def test_what_is_not_there_or_does_not_belong_is_refused_by_name():
     with (
         session(plan(), net()) as s,
         pytest.raises(RuntimeError, match=r"PrivacyConfig\(weight_average=WeightEMA\(\)\)"),
@@ -100,7 +98,7 @@ def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
         plan(postprocess=[WeightEMA()])
 
 
-def test_a_frozen_parameter_is_left_alone() -> None:
+def test_a_frozen_parameter_is_left_alone():
     model = net()
     model[0].weight.requires_grad_(False)
     optimizer = Handed(model)

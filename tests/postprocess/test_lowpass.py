@@ -23,10 +23,10 @@ FILTERS = [
 ]
 
 
-def doppler(b: list[float], a: list[float], inputs: np.ndarray) -> list[float]:
+def doppler(b, a, inputs):
     """The recursion of the paper, with its own recursion for c."""
-    m: list[float] = []
-    c: list[float] = []
+    m = []
+    c = []
     for t in range(len(inputs)):
         past = range(1, min(t, len(a) - 1) + 1)
         window = range(min(t, len(b) - 1) + 1)
@@ -36,7 +36,7 @@ def doppler(b: list[float], a: list[float], inputs: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize("lowpass", FILTERS, ids=str)
-def test_the_output_is_that_of_the_recursion_and_of_scipy(lowpass: LowPass) -> None:
+def test_the_output_is_that_of_the_recursion_and_of_scipy(lowpass):
     inputs = np.random.default_rng(0).normal(size=40)
     found = [float(r.gradients["w"]) for r in run(lowpass, torch.from_numpy(inputs).reshape(-1, 1))]
     np.testing.assert_allclose(
@@ -49,7 +49,7 @@ def test_the_output_is_that_of_the_recursion_and_of_scipy(lowpass: LowPass) -> N
 
 
 @pytest.mark.parametrize("lowpass", FILTERS, ids=str)
-def test_the_noise_gain_is_the_sum_of_squares_of_the_impulse_response(lowpass: LowPass) -> None:
+def test_the_noise_gain_is_the_sum_of_squares_of_the_impulse_response(lowpass):
     h = lfilter(lowpass.b, lowpass.a, np.eye(1, 30)[0])
     expected = [0.25 * (h[: t + 1] ** 2).sum() / h[: t + 1].sum() ** 2 for t in range(30)]
     found = [r.noise_variance for r in run(lowpass, torch.zeros(30, 1).double())]
@@ -57,7 +57,7 @@ def test_the_noise_gain_is_the_sum_of_squares_of_the_impulse_response(lowpass: L
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-def test_the_authors_default_is_a_chebyshev_filter() -> None:
+def test_the_authors_default_is_a_chebyshev_filter():
     lowpass = LowPass.chebyshev()
     b, a = cheby1(2, 10, 0.02)
     np.testing.assert_allclose(lowpass.a, [1, -1.98342955, 0.98549544], atol=5e-9)
@@ -80,7 +80,7 @@ def test_the_authors_default_is_a_chebyshev_filter() -> None:
         assert c[t] == pytest.approx(value, rel=5e-5)
 
 
-def test_the_default_is_a_butterworth_filter_of_order_two() -> None:
+def test_the_default_is_a_butterworth_filter_of_order_two():
     b, a = butter(2, 0.1)
     np.testing.assert_allclose(LowPass().b, b, rtol=1e-12)
     np.testing.assert_allclose(LowPass().a, a, rtol=1e-12)
@@ -88,7 +88,7 @@ def test_the_default_is_a_butterworth_filter_of_order_two() -> None:
     assert noise_gain(LowPass(), 1000) == pytest.approx(0.1097, abs=5e-5)
 
 
-def test_filters_that_cannot_work_are_refused_with_the_reason() -> None:
+def test_filters_that_cannot_work_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="unstable: a has a root of size 1.1"):
         LowPass((0.1,), (1.0, -1.1))
     with pytest.raises(ValueError, match="unstable"):

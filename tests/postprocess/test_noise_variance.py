@@ -8,17 +8,14 @@ from itertools import zip_longest
 
 import pytest
 import torch
-from torch import Tensor
 
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.privacy.mechanism import Released
 from tests.postprocess.cases import chained, released, several_layers
 
-FILTERS: list[tuple[PostProcess, ...]] = [
+FILTERS = [
     (),
     (EMA(0.4, "zero"),),
     (EMA(0.4, "bias_corrected"),),
@@ -28,13 +25,13 @@ FILTERS: list[tuple[PostProcess, ...]] = [
 ]
 
 
-def dense(d: int) -> Dense:
+def dense(d):
     q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
     values = torch.rand(d, dtype=torch.float64) + 0.3
     return Dense((q * values) @ q.T, float(values.max()))
 
 
-def some_metric(seed: int) -> Metric:
+def some_metric(seed):
     """A map of every kind; another one after the metric was rebuilt."""
     torch.manual_seed(seed)
     q, _ = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64))
@@ -53,7 +50,7 @@ def some_metric(seed: int) -> Metric:
 @pytest.mark.quick("*-whitened", "*DiSK*-natural", "*LowPass*-inverse")
 @pytest.mark.parametrize("readout", ["whitened", "natural", "inverse"])
 @pytest.mark.parametrize("steps", FILTERS, ids=str)
-def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> None:
+def test_the_variance_is_exact(steps, readout):
     """Everything here is linear in the noise: the squares of the answers to a unit in each entry of
     each release add up.
     """
@@ -82,13 +79,13 @@ def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> 
         )
 
 
-def test_maps_are_formed_once_for_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_are_formed_once_for_a_metric(monkeypatch):
     _, layers = several_layers()
     model, _ = several_layers()
     count = 0
     original = Dense.inverse
 
-    def counted(side: Dense) -> Dense:
+    def counted(side):
         nonlocal count
         count += 1
         return original(side)
@@ -103,21 +100,21 @@ def test_maps_are_formed_once_for_a_metric(monkeypatch: pytest.MonkeyPatch) -> N
     assert counts == [3, 3, 3, 6, 6]
 
 
-def test_behind_two_filters_the_variance_is_not_known() -> None:
+def test_behind_two_filters_the_variance_is_not_known():
     """The second filter's input is not independent between steps: nothing is said rather than
     something wrong.
     """
     _, layers = several_layers()
     inputs = [{"w": torch.zeros(2)}] * 2
-    value: Released = chained((DiSK(0.5), LowPass()), "whitened", [{}, {}], layers, inputs)
+    value = chained((DiSK(0.5), LowPass()), "whitened", [{}, {}], layers, inputs)
     assert value.noise_variance is None
     with pytest.raises(ValueError, match="variance of the noise is not known"):
         value.variance_of("w")
 
 
-def test_float32_tensors_keep_their_type_and_a_number_stays_a_number() -> None:
+def test_float32_tensors_keep_their_type_and_a_number_stays_a_number():
     g = {"w": torch.randn(3, 2)}
-    state: dict[str, Tensor] = {}
+    state = {}
     for t in range(3):
         value, state = LowPass().apply(released(g, 0.25, t), state)
         assert (
@@ -131,7 +128,7 @@ def test_float32_tensors_keep_their_type_and_a_number_stays_a_number() -> None:
         )
 
 
-def test_an_identity_side_goes_where_the_other_side_is() -> None:
+def test_an_identity_side_goes_where_the_other_side_is():
     """The square of an identity is made on the CPU, whatever device the other side is on, and in
     whatever precision.
     """

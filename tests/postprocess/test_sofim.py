@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from dpkfc.postprocess import SOFIM
 from tests.postprocess.cases import released
@@ -12,21 +11,19 @@ from tests.postprocess.cases import released
 SHAPES = {"a": (3, 2), "b": (4,)}
 
 
-def inputs(steps: int = 5) -> list[dict[str, Tensor]]:
+def inputs(steps=5):
     return [{n: torch.randn(*shape).double() for n, shape in SHAPES.items()} for _ in range(steps)]
 
 
-def flat(tensors: dict[str, Tensor]) -> Tensor:
+def flat(tensors):
     return torch.cat([tensors[n].flatten() for n in SHAPES])
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.parametrize("direction", ["gradient", "momentum"])
-def test_the_step_equals_a_dense_solve_over_all_parameters(
-    direction: str, bias_correction: bool
-) -> None:
+def test_the_step_equals_a_dense_solve_over_all_parameters(direction, bias_correction):
     sofim = SOFIM(rho=0.7, beta=0.8, direction=direction, bias_correction=bias_correction)
-    state: dict[str, Tensor] = {}
+    state = {}
     m = torch.zeros(10).double()
     for t, g in enumerate(inputs(), 1):
         value, state = sofim.apply(released(g, step=t), state)
@@ -38,11 +35,11 @@ def test_the_step_equals_a_dense_solve_over_all_parameters(
         assert value.noise_variance is None
 
 
-def test_the_warm_up_forms_momentum_and_moves_nothing() -> None:
+def test_the_warm_up_forms_momentum_and_moves_nothing():
     given = inputs(4)
     states = []
     for sofim in (SOFIM(warmup=3), SOFIM()):
-        state: dict[str, Tensor] = {}
+        state = {}
         for t, g in enumerate(given):
             value, state = sofim.apply(released(g, step=t), state)
             assert sofim.warmup <= t or not flat(value.gradients).any()
@@ -60,7 +57,7 @@ def test_the_warm_up_forms_momentum_and_moves_nothing() -> None:
         ({"warmup": -1}, "warmup of SOFIM"),
     ],
 )
-def test_values_outside_their_range_are_refused_by_name(settings: dict, words: str) -> None:
+def test_values_outside_their_range_are_refused_by_name(settings, words):
     with pytest.raises(ValueError, match=words):
         SOFIM(**settings)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -31,11 +30,11 @@ class Run:
     caveats: tuple[str, ...] = ()
     extra_releases: tuple[ExtraRelease, ...] = ()
 
-    def count_events(self, releases: int) -> int:
+    def count_events(self, releases):
         return releases
 
 
-def poisson(rate: float, noise: float) -> dp_accounting.DpEvent:
+def poisson(rate, noise):
     return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
 
 
@@ -43,11 +42,11 @@ RUN = Run(dp_accounting.GaussianDpEvent(10.0))  # ε of 4 releases at 1e-5 is ab
 OTHER = Run(poisson(0.1, 2.0), hash="other")
 
 
-def budget(folder: Path, limit: float = 3.0, delta: float = DELTA, **more: str) -> Budget:
+def budget(folder, limit=3.0, delta=DELTA, **more):
     return Budget(folder / "ward.toml", epsilon=limit, delta=delta, **more)
 
 
-def ledger(path: Path | None, run: Run = RUN, releases: int = 4) -> Ledger:
+def ledger(path, run=RUN, releases=4):
     if path is None:
         return Ledger.in_memory(run.hash, max_releases=releases)
     return Ledger.open(path, run.hash, max_releases=releases)
@@ -56,13 +55,13 @@ def ledger(path: Path | None, run: Run = RUN, releases: int = 4) -> Ledger:
 # -- the total ----
 
 
-def test_equal_runs_cost_what_one_long_run_costs() -> None:
+def test_equal_runs_cost_what_one_long_run_costs():
     event = poisson(0.1, 1.0)
     assert total_epsilon([(event, 20), (event, 30)], DELTA) == epsilon(event, 50, DELTA)
     assert total_epsilon([], DELTA) == 0.0
 
 
-def test_the_total_of_two_plans_lies_between_the_larger_and_the_sum() -> None:
+def test_the_total_of_two_plans_lies_between_the_larger_and_the_sum():
     parts = [(poisson(0.1, 1.0), 50), (poisson(0.2, 1.3), 30)]
     alone = [total_epsilon([part], DELTA) for part in parts]
     for accountant in ("pld", "rdp"):
@@ -72,7 +71,7 @@ def test_the_total_of_two_plans_lies_between_the_larger_and_the_sum() -> None:
     assert total_epsilon(parts, DELTA) == total_epsilon(parts[::-1], DELTA)
 
 
-def test_relations_are_not_mixed_and_missing_noise_is_infinite() -> None:
+def test_relations_are_not_mixed_and_missing_noise_is_infinite():
     fixed = dp_accounting.SampledWithoutReplacementDpEvent(
         100, 10, dp_accounting.GaussianDpEvent(2.0)
     )
@@ -86,7 +85,7 @@ def test_relations_are_not_mixed_and_missing_noise_is_infinite() -> None:
 # -- charges ----
 
 
-def test_runs_add_up_until_one_does_not_fit(tmp_path: Path) -> None:
+def test_runs_add_up_until_one_does_not_fit(tmp_path):
     ward = budget(tmp_path, people="patients of ward 7")
     first = ward.charge(RUN, ledger(tmp_path / "a.jsonl"))
     assert first.before == 0.0 and first.after == pytest.approx(epsilon(RUN.event, 4, DELTA))
@@ -96,7 +95,7 @@ def test_runs_add_up_until_one_does_not_fit(tmp_path: Path) -> None:
     assert second.people == "patients of ward 7"
 
 
-def test_a_run_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_run_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     ward = budget(tmp_path)
     ward.charge(RUN, ledger(None))
     before = ward.path.read_bytes()
@@ -107,7 +106,7 @@ def test_a_run_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"ward.toml", "ward.toml.lock"}
 
 
-def test_the_plan_that_a_refusal_names_fits_and_uses_the_rest(tmp_path: Path) -> None:
+def test_the_plan_that_a_refusal_names_fits_and_uses_the_rest(tmp_path):
     ward = budget(tmp_path, 1.5)
     ward.charge(RUN, ledger(None))
     large = replace(RUN, event=dp_accounting.GaussianDpEvent(1.0))
@@ -124,7 +123,7 @@ def test_the_plan_that_a_refusal_names_fits_and_uses_the_rest(tmp_path: Path) ->
         full.check(large, 4)
 
 
-def test_a_run_that_goes_on_is_charged_once(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_charged_once(tmp_path):
     ward = budget(tmp_path)
     for _ in range(3):
         with ledger(tmp_path / "run.jsonl") as opened:
@@ -133,7 +132,7 @@ def test_a_run_that_goes_on_is_charged_once(tmp_path: Path) -> None:
     assert len(ward.charges) == 1 and receipt.before == 0.0
 
 
-def reopen(ward: Budget, path: Path, releases: int = 0) -> int:
+def reopen(ward, path, releases=0):
     """Charge a run that goes on with a ledger; the number of charges."""
     with ledger(path) as opened:
         ward.charge(RUN, opened)
@@ -142,7 +141,7 @@ def reopen(ward: Budget, path: Path, releases: int = 0) -> int:
     return len(ward.charges)
 
 
-def test_a_moved_ledger_is_charged_again_unless_the_budget_knows(tmp_path: Path) -> None:
+def test_a_moved_ledger_is_charged_again_unless_the_budget_knows(tmp_path):
     ward = budget(tmp_path, 9.0)
     old, new, third = tmp_path / "run.jsonl", tmp_path / "new.jsonl", tmp_path / "third.jsonl"
     reopen(ward, old, releases=1)
@@ -169,7 +168,7 @@ def test_a_moved_ledger_is_charged_again_unless_the_budget_knows(tmp_path: Path)
     assert reopen(ward, third) == 4  # moved, and nobody said so
 
 
-def test_an_earlier_state_of_a_ledger_is_charged_again(tmp_path: Path, caplog) -> None:
+def test_an_earlier_state_of_a_ledger_is_charged_again(tmp_path, caplog):
     ward = budget(tmp_path, 9.0)
     path = tmp_path / "run.jsonl"
     reopen(ward, path, releases=1)
@@ -192,7 +191,7 @@ def test_an_earlier_state_of_a_ledger_is_charged_again(tmp_path: Path, caplog) -
     assert "does not know the end" in caplog.text
 
 
-def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path: Path) -> None:
+def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path):
     ward = budget(tmp_path, 9.0)
     with ledger(tmp_path / "run.jsonl") as opened:
         ward.charge(RUN, opened)
@@ -206,7 +205,7 @@ def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path: Path) -> N
 # -- what is refused ----
 
 
-def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_counted_is_refused(tmp_path):
     ward = budget(tmp_path)
     ward.charge(RUN, ledger(None))
     before = ward.path.read_bytes()
@@ -232,13 +231,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         ({"delta": 1.0}, "delta must lie in"),
     ],
 )
-def test_a_budget_keeps_its_terms(tmp_path: Path, settings: dict[str, object], match: str) -> None:
+def test_a_budget_keeps_its_terms(tmp_path, settings, match):
     budget(tmp_path)
     with pytest.raises(ValueError, match=match):
         Budget(tmp_path / "ward.toml", **settings)
 
 
-def test_a_missing_budget_is_one_error_and_no_file(tmp_path: Path) -> None:
+def test_a_missing_budget_is_one_error_and_no_file(tmp_path):
     with pytest.raises(BudgetError, match=r"no budget .*typo\.toml; begin one: dpkfc budget"):
         Budget(tmp_path / "typo.toml")
     with pytest.raises(BudgetError, match="cannot be written"):
@@ -259,7 +258,7 @@ def test_a_missing_budget_is_one_error_and_no_file(tmp_path: Path) -> None:
         ("delta = 1e-05", "delta ="),
     ],
 )
-def test_a_damaged_budget_is_one_error(tmp_path: Path, change: tuple[str, str]) -> None:
+def test_a_damaged_budget_is_one_error(tmp_path, change):
     ward = budget(tmp_path)
     ward.charge(RUN, ledger(None))
     text = ward.path.read_text("utf-8")
@@ -269,7 +268,7 @@ def test_a_damaged_budget_is_one_error(tmp_path: Path, change: tuple[str, str]) 
         Budget(ward.path)
 
 
-def test_what_a_person_wrote_stays(tmp_path: Path) -> None:
+def test_what_a_person_wrote_stays(tmp_path):
     path = tmp_path / "ward.toml"
     path.write_text(
         'people = "Station 7 \\"B\\""\nepsilon = 3 # board, 3 May\ndelta = 1e-5', "utf-8"
@@ -286,7 +285,7 @@ def test_what_a_person_wrote_stays(tmp_path: Path) -> None:
 # -- several processes, and crashes ----
 
 
-def charge_often(path: Path, times: int) -> None:
+def charge_often(path, times):
     for _ in range(times):
         try:
             Budget(path, epsilon=1.5, delta=DELTA).charge(RUN, ledger(None))
@@ -294,7 +293,7 @@ def charge_often(path: Path, times: int) -> None:
             return
 
 
-def test_processes_that_charge_at_once_do_not_overspend(tmp_path: Path) -> None:
+def test_processes_that_charge_at_once_do_not_overspend(tmp_path):
     path = tmp_path / "ward.toml"
     processes = [forked.started(charge_often, path, 5) for _ in range(4)]
     for process in processes:
@@ -309,14 +308,14 @@ def test_processes_that_charge_at_once_do_not_overspend(tmp_path: Path) -> None:
     assert names == {"ward.toml", "ward.toml.lock"}
 
 
-def die_after_the_charge(folder: Path) -> None:
+def die_after_the_charge(folder):
     with ledger(folder / "run.jsonl") as opened:
         budget(folder).charge(RUN, opened)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_before_the_rename(folder: Path) -> None:
-    def die(*_: object) -> None:
+def die_before_the_rename(folder):
+    def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = die  # type: ignore[assignment]
@@ -327,7 +326,7 @@ def die_before_the_rename(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "charged"), [(die_after_the_charge, 1), (die_before_the_rename, 0)]
 )
-def test_a_killed_run_is_counted_before_it_starts(tmp_path: Path, work, charged: int) -> None:
+def test_a_killed_run_is_counted_before_it_starts(tmp_path, work, charged):
     process = forked.started(work, tmp_path)
     process.join(120)
     assert process.exitcode == -signal.SIGKILL

@@ -28,15 +28,13 @@ RFC_BLOCK = (
 )
 
 
-def keystream(
-    key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device = CPU
-) -> bytes:
+def keystream(key, nonce, counter, blocks, device=CPU):
     return (
         compute_keystream(key, nonce, counter, blocks, device).cpu().numpy().astype("<i4").tobytes()
     )
 
 
-def reference(key: bytes, nonce: bytes, counter: int, blocks: int) -> bytes:
+def reference(key, nonce, counter, blocks):
     cipher = Cipher(algorithms.ChaCha20(key, counter.to_bytes(4, "little") + nonce), mode=None)
     return cipher.encryptor().update(bytes(64 * blocks))
 
@@ -46,10 +44,10 @@ class Words:
     block.
     """
 
-    def __init__(self, key: bytes, chunk: int) -> None:
+    def __init__(self, key, chunk):
         self.key, self.nonce, self.counter = key, chunk.to_bytes(12, "little"), 0
 
-    def __call__(self, count: int, dtype: str) -> np.ndarray:
+    def __call__(self, count, dtype):
         size = count * np.dtype(dtype).itemsize
         blocks = -(-size // 64)
         stream = reference(self.key, self.nonce, self.counter, blocks)
@@ -57,7 +55,7 @@ class Words:
         return np.frombuffer(stream[:size], dtype).astype(object)
 
 
-def box_muller(size: int, bits: int, words: Words, rare: int) -> np.ndarray:
+def box_muller(size, bits, words, rare):
     """The numbers of a chunk by the formula, in integers, fractions and float64 of numpy."""
     half = -(-size // 2)
     drawn = words(2 * half, "<u4" if bits == 32 else "<u8") >> (0 if bits == 32 else 11)
@@ -72,7 +70,7 @@ def box_muller(size: int, bits: int, words: Words, rare: int) -> np.ndarray:
     ]
 
 
-def test_the_block_of_the_rfc() -> None:
+def test_the_block_of_the_rfc():
     assert keystream(KEY, RFC_NONCE, 1, 1).hex() == RFC_BLOCK
 
 
@@ -85,14 +83,12 @@ def test_the_block_of_the_rfc() -> None:
 )
 @example(key=b"\xff" * 32, nonce=b"\xff" * 12, counter=2**31 - 3, blocks=6)
 @example(key=bytes(32), nonce=bytes(12), counter=2**32 - 6, blocks=6)
-def test_the_keystream_is_that_of_another_implementation(
-    key: bytes, nonce: bytes, counter: int, blocks: int
-) -> None:
+def test_the_keystream_is_that_of_another_implementation(key, nonce, counter, blocks):
     assert keystream(key, nonce, counter, blocks) == reference(key, nonce, counter, blocks)
 
 
 @pytest.mark.gpu
-def test_the_keystream_of_a_gpu_is_that_of_another_implementation() -> None:
+def test_the_keystream_of_a_gpu_is_that_of_another_implementation():
     key = os.urandom(32)
     assert keystream(key, RFC_NONCE, 2**31 - 9, 10_000, torch.device("cuda")) == reference(
         key, RFC_NONCE, 2**31 - 9, 10_000
@@ -102,9 +98,7 @@ def test_the_keystream_of_a_gpu_is_that_of_another_implementation() -> None:
 @pytest.mark.parametrize("rare", [None, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1000, 1001, 3 * 4096 + 5])
-def test_the_normal_numbers_follow_the_formula(
-    size: int, dtype: str, rare: int | None, monkeypatch
-) -> None:
+def test_the_normal_numbers_follow_the_formula(size, dtype, rare, monkeypatch):
     """Also where half of the radii are refined."""
     bits = {"float32": 32, "float64": 53}[dtype]
     bounds = {32: normal_numbers._RARE, 53: normal_numbers._RARE_FINE}
@@ -125,13 +119,13 @@ def test_the_normal_numbers_follow_the_formula(
     )
 
 
-def test_chunks_and_keys_share_no_numbers(monkeypatch) -> None:
+def test_chunks_and_keys_share_no_numbers(monkeypatch):
     monkeypatch.setattr(chacha20, "NONCE_CHUNK", 100)
     rows = [draw_normal(os.urandom(32), 300, torch.float64, CPU).view(3, 100) for _ in range(3)]
     assert len(torch.cat(rows).unique()) == 900
 
 
-def test_a_device_that_computes_a_wrong_keystream_is_refused(monkeypatch) -> None:
+def test_a_device_that_computes_a_wrong_keystream_is_refused(monkeypatch):
     right = compute_keystream
     monkeypatch.setattr(chacha20, "compute_keystream", lambda *given: right(*given) ^ 1)
     chacha20._check_device.cache_clear()
@@ -150,12 +144,12 @@ def test_a_device_that_computes_a_wrong_keystream_is_refused(monkeypatch) -> Non
         (KEY, bytes(12), 2**32 - 1),
     ],
 )
-def test_bad_arguments_of_the_keystream(key: bytes, nonce: bytes, counter: int) -> None:
+def test_bad_arguments_of_the_keystream(key, nonce, counter):
     with pytest.raises(ValueError, match="ChaCha20 needs a key of 32 bytes, a nonce of 12"):
         compute_keystream(key, nonce, counter, 2, CPU)
 
 
-def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> None:
+def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch):
     drawn = []
     monkeypatch.setattr(mechanism, "draw_normal", lambda *given: drawn.append(given))
     stream, gpu = NoiseStream.secure(), torch.device("cuda")
@@ -168,7 +162,7 @@ def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> Non
     assert stream._draws == 0
 
 
-def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream() -> None:
+def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream():
     stream, device = NoiseStream.secure(), torch.device("meta")
     numbers = mechanism._choose_source(stream, 0, device, rng.CHUNK + 1)(
         rng.CHUNK + 1, torch.float64
@@ -181,6 +175,6 @@ def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream() ->
     assert stream._draws == 1
 
 
-def test_a_secure_stream_has_no_seed_for_a_device() -> None:
+def test_a_secure_stream_has_no_seed_for_a_device():
     with pytest.raises(ValueError, match="a secure stream has no seed for a device"):
         NoiseStream.secure().device_seed(0)

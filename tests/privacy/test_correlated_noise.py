@@ -44,13 +44,13 @@ class Recorded(Session):
         return released
 
 
-def make_plan(bands: int = BANDS, seed: int | None = 5, sigma: float = 1.0, **settings) -> Plan:
+def make_plan(bands=BANDS, seed=5, sigma=1.0, **settings):
     values = {"expected_batch_size": B, "steps": STEPS, "noise": "correlated", "bands": bands}
     config = PrivacyConfig(**values | {"test_mode_seed": seed} | settings)
     return config.with_noise(sigma, 1e-3, N)
 
 
-def open_session(plan: Plan, width: int = 3, ledger: Path | None = None, **settings) -> Recorded:
+def open_session(plan, width=3, ledger=None, **settings):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(N, width, generator=generator, dtype=torch.float64)
     y = torch.randint(2, (N,), generator=generator)
@@ -66,13 +66,13 @@ def losses(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def train(session: Recorded, steps: int = STEPS) -> Recorded:
+def train(session, steps=STEPS):
     for batch in itertools.islice(session.batches(), steps):
         session.step(batch, losses)
     return session
 
 
-def noise_of(session: Recorded) -> np.ndarray:
+def noise_of(session):
     """Return w of every release `[releases, numbers]`."""
     rows = []
     for _, _, sums, released in session.seen:
@@ -82,9 +82,9 @@ def noise_of(session: Recorded) -> np.ndarray:
     return np.array(rows)
 
 
-def solve(z: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def solve(z, coefficients):
     """Return C⁻¹ z row by row, by forward substitution in a plain loop."""
-    rows: list[np.ndarray] = []
+    rows = []
     for t in range(len(z)):
         row = z[t].copy()
         for k in range(1, min(t + 1, len(coefficients))):
@@ -93,13 +93,13 @@ def solve(z: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return np.array(rows)
 
 
-def coefficients_of_root(bands: int) -> np.ndarray:
+def coefficients_of_root(bands):
     """Return the first coefficients of 1/√(1 − x), scaled to norm 1."""
     column = np.array([math.comb(2 * k, k) / 4**k for k in range(bands)])
     return column / math.sqrt(sum(column**2))
 
 
-def draws_of_seed(session: Recorded) -> np.ndarray:
+def draws_of_seed(session):
     stream = NoiseStream.repeatable(5)
     size = sum(x.numel() for x in session.seen[0][2].values())
     steps = [released.step for *_, released in session.seen]
@@ -125,7 +125,7 @@ def draws_of_seed(session: Recorded) -> np.ndarray:
     ],
     ids=["plain", "two", "most", "DiSK", "metric", "natural", "micro"],
 )
-def test_the_noise_of_a_run_is_the_inverse_times_independent_draws(settings) -> None:
+def test_the_noise_of_a_run_is_the_inverse_times_independent_draws(settings):
     session = train(open_session(make_plan(**settings)))
     expected = solve(draws_of_seed(session), coefficients_of_root(session.plan.bands))
     assert np.allclose(noise_of(session), expected, atol=1e-9)
@@ -136,24 +136,24 @@ def test_the_noise_of_a_run_is_the_inverse_times_independent_draws(settings) -> 
         assert released.noise_variance == pytest.approx(scale * (row**2).sum())
 
 
-def _matrix(bands: int, steps: int) -> np.ndarray:
+def _matrix(bands, steps):
     column = coefficients_of_root(bands)
     return sum(column[k] * np.eye(steps, k=-k) for k in range(min(bands, steps)))
 
 
-def draw_pieces(stream: NoiseStream, release: int, size: int, dtype: str, **settings) -> list:
+def draw_pieces(stream, release, size, dtype, **settings):
     bands = BandedNoise(3)
     pieces = stream.correlated_pieces(size, release, dtype, release + 1, bands, **settings)
     return [piece.copy() for piece in pieces]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_noise_without_its_cache_is_the_same_to_the_bit(dtype: str, monkeypatch) -> None:
+def test_noise_without_its_cache_is_the_same_to_the_bit(dtype, monkeypatch):
     """What is kept is dropped, lost midway, too large for the memory, or made by threads."""
     monkeypatch.setattr(rng, "CHUNK", 16)
     size, releases = 9 * 16 + 7, 7
 
-    def run(prepare, **settings) -> np.ndarray:
+    def run(prepare, **settings):
         stream = NoiseStream.repeatable(5)
         rows = []
         for release in range(releases):
@@ -162,15 +162,15 @@ def test_noise_without_its_cache_is_the_same_to_the_bit(dtype: str, monkeypatch)
             rows.append(np.concatenate(pieces))
         return np.array(rows)
 
-    def drop(stream: NoiseStream, release: int) -> None:
+    def drop(stream, release):
         if release in {3, 4}:
             stream._recursions.clear()
 
-    def bound(stream: NoiseStream, release: int) -> None:
+    def bound(stream, release):
         stream.most_kept_bytes = 3 * 2 * 16 * np.dtype(dtype).itemsize
         assert len(stream._recursions) == (3 if release else 0)
 
-    def go_back(stream: NoiseStream, release: int) -> None:
+    def go_back(stream, release):
         if release == 2:
             stream.kept = copy.deepcopy(stream._recursions)
         if release in {4, 6}:
@@ -186,14 +186,14 @@ def test_noise_without_its_cache_is_the_same_to_the_bit(dtype: str, monkeypatch)
     assert np.array_equal(run(lambda stream, release: None, workers=2), w)
 
 
-def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch) -> None:
+def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch):
     monkeypatch.setattr(rng, "CHUNK", 16)
     stream, plain = NoiseStream.repeatable(5), NoiseStream.repeatable(5)
     z = np.array([plain.normal(40, step, "float64") for step in range(6)])
     w = solve(z, coefficients_of_root(3))
     advance = Recursion.advance
 
-    def fail(recursion: Recursion, numbers: np.ndarray) -> None:
+    def fail(recursion, numbers):
         advance(recursion, numbers)
         raise MemoryError
 
@@ -212,7 +212,7 @@ def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch) -> N
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 6e-7), ("float64", 3e-14)])
 @pytest.mark.parametrize("bands", [2, 24, 150])
-def test_the_recursion_stays_at_the_dense_solution(dtype: str, most: float, bands: int) -> None:
+def test_the_recursion_stays_at_the_dense_solution(dtype, most, bands):
     """Over 2,000 steps, in float64; what is released is w, so C w is compared with z too."""
     steps = 2000
     z = np.random.default_rng(0).standard_normal((steps, 8)).astype(dtype)
@@ -226,7 +226,7 @@ def test_the_recursion_stays_at_the_dense_solution(dtype: str, most: float, band
     assert abs(matrix @ w - z).max() < most
 
 
-def test_secret_noise_has_the_covariance_of_the_inverse() -> None:
+def test_secret_noise_has_the_covariance_of_the_inverse():
     session = train(open_session(make_plan(seed=None), width=4000), 6)
     w = noise_of(session)
     inverse = np.linalg.inv(_matrix(BANDS, 6))
@@ -240,7 +240,7 @@ def test_secret_noise_has_the_covariance_of_the_inverse() -> None:
         assert (abs(found - wrong) > 6 * spread).any()
 
 
-def test_one_band_is_independent_noise_to_the_bit() -> None:
+def test_one_band_is_independent_noise_to_the_bit():
     one, plain = make_plan(1), make_plan(None, noise="gaussian")
     assert one.hash == plain.hash
     assert one == plain
@@ -251,7 +251,7 @@ def test_one_band_is_independent_noise_to_the_bit() -> None:
 # -- a record's rows never overlap -----------------------------------------------------------------
 
 
-def check_sensitivity(plan: Plan) -> None:
+def check_sensitivity(plan):
     """Check by all patterns of participation that k times cost k columns of norm 1."""
     recursion = Recursion(BandedNoise(plan.bands), STEPS, "float64")
     inverse = np.eye(STEPS)
@@ -267,10 +267,10 @@ def check_sensitivity(plan: Plan) -> None:
     assert plan.count_events(STEPS) >= math.ceil(STEPS / separation)
 
 
-def check_turns(session: Recorded) -> None:
+def check_turns(session):
     """Check that a record takes part once in `bands` releases, and as often as is accounted."""
     bands = session.plan.bands
-    places: dict[int, list[int]] = {}
+    places = {}
     for place, indices, *_ in session.seen:
         for record in indices.tolist():
             places.setdefault(record, []).append(place)
@@ -278,15 +278,15 @@ def check_turns(session: Recorded) -> None:
     assert max(map(len, places.values())) <= session.plan.count_events(session.plan.steps)
 
 
-def test_k_participations_cost_k_columns() -> None:
+def test_k_participations_cost_k_columns():
     check_sensitivity(make_plan())
     check_turns(train(open_session(make_plan(expected_batch_size=15))))
 
 
-def test_a_wrong_sensitivity_is_noticed(monkeypatch) -> None:
+def test_a_wrong_sensitivity_is_noticed(monkeypatch):
     right = BandedNoise.coefficients.func
 
-    def patch(change) -> None:
+    def patch(change):
         monkeypatch.setattr(BandedNoise, "coefficients", property(change))
 
     patch(lambda noise: right(noise) / right(noise)[0])  # not normed
@@ -297,7 +297,7 @@ def test_a_wrong_sensitivity_is_noticed(monkeypatch) -> None:
         check_sensitivity(make_plan())
 
 
-def test_bands_in_another_order_are_noticed(monkeypatch) -> None:
+def test_bands_in_another_order_are_noticed(monkeypatch):
     right = BandedNoise.coefficients.func
     monkeypatch.setattr(
         BandedNoise, "coefficients", property(lambda noise: np.roll(right(noise)[::-1], 1))
@@ -307,7 +307,7 @@ def test_bands_in_another_order_are_noticed(monkeypatch) -> None:
     assert not np.allclose(noise_of(session), expected, atol=1e-3)
 
 
-def test_a_sampler_without_turns_is_noticed_and_refused(monkeypatch) -> None:
+def test_a_sampler_without_turns_is_noticed_and_refused(monkeypatch):
     plan = make_plan(expected_batch_size=15)
     with pytest.raises(ValueError, match=r"'poisson' may draw an example twice in 4 steps"):
         Plan(**vars_of(plan) | {"sampler": Poisson(0.1, N)})
@@ -321,11 +321,11 @@ def test_a_sampler_without_turns_is_noticed_and_refused(monkeypatch) -> None:
         check_turns(train(open_session(plan)))
 
 
-def vars_of(plan: Plan) -> dict:
+def vars_of(plan):
     return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
 
 
-def test_batches_have_the_rate_of_the_event() -> None:
+def test_batches_have_the_rate_of_the_event():
     plan = make_plan()
     rate = plan.event.sampling_probability
     assert rate == pytest.approx(BANDS * B / N)
@@ -345,7 +345,7 @@ def test_batches_have_the_rate_of_the_event() -> None:
 # -- crashes and resumptions -----------------------------------------------------------------------
 
 
-def crash_and_resume(folder: Path, seed: int | None = None, **settings) -> Recorded:
+def crash_and_resume(folder, seed=None, **settings):
     """Make 7 releases, and go on from a checkpoint after 5 of them."""
     plan = make_plan(seed=seed, expected_batch_size=15, **settings)
     ledger = folder / "ledger.jsonl"
@@ -360,7 +360,7 @@ def crash_and_resume(folder: Path, seed: int | None = None, **settings) -> Recor
     return second
 
 
-def check_fresh(session: Recorded) -> None:
+def check_fresh(session):
     """Check that the noise of a resumed run has nothing in common with the noise before."""
     w = noise_of(session)
     before, after = w[: session.first], w[session.first :]
@@ -369,7 +369,7 @@ def check_fresh(session: Recorded) -> None:
     assert np.allclose(z @ z.T / w.shape[1], np.eye(len(z)), atol=6 * 1.5 / math.sqrt(w.shape[1]))
 
 
-def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path) -> None:
+def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path):
     session = crash_and_resume(tmp_path)
     assert [place for place, *_ in session.seen] == list(range(STEPS))
     check_turns(session)
@@ -379,7 +379,7 @@ def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path) -> None:
     assert "noise" not in json.dumps(meta, default=str)
 
 
-def go_back(folder: Path) -> Recorded:
+def go_back(folder):
     """Make 7 releases, and load an older checkpoint in the same process."""
     session = open_session(make_plan(seed=None, expected_batch_size=15), 1000)
     train(session, 5)
@@ -389,14 +389,14 @@ def go_back(folder: Path) -> Recorded:
     return train(session)
 
 
-def check_draws(session: Recorded) -> None:
+def check_draws(session):
     """Check that C times the noise of all releases is white: each has one draw of its own."""
     w = noise_of(session)
     z = _matrix(BANDS, len(w)) @ w
     assert np.allclose(z @ z.T / w.shape[1], np.eye(len(z)), atol=6 * 1.5 / math.sqrt(w.shape[1]))
 
 
-def test_a_restored_session_takes_further_turns_too(tmp_path) -> None:
+def test_a_restored_session_takes_further_turns_too(tmp_path):
     session = go_back(tmp_path)
     check_draws(session)
     assert [place for place, *_ in session.seen] == list(range(STEPS))
@@ -404,7 +404,7 @@ def test_a_restored_session_takes_further_turns_too(tmp_path) -> None:
     check_turns(session)
 
 
-def test_turns_by_steps_are_noticed_after_a_crash(tmp_path, monkeypatch) -> None:
+def test_turns_by_steps_are_noticed_after_a_crash(tmp_path, monkeypatch):
     turns = CyclicPoisson.indices
 
     def draw(session):
@@ -416,22 +416,22 @@ def test_turns_by_steps_are_noticed_after_a_crash(tmp_path, monkeypatch) -> None
         check_turns(crash_and_resume(tmp_path))
 
 
-def test_noise_that_is_used_again_is_noticed(tmp_path, monkeypatch) -> None:
+def test_noise_that_is_used_again_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(rng, "draw_key", lambda: bytes(32))
     with pytest.raises(AssertionError):
         check_fresh(crash_and_resume(tmp_path))
 
 
-def test_a_stale_cache_is_noticed(tmp_path, monkeypatch) -> None:
+def test_a_stale_cache_is_noticed(tmp_path, monkeypatch):
     """Kept noise goes back with the weights, as if it were the noise of the last releases."""
     kept = {}
     save, restore = Session.save, Session.restore
 
-    def keep(session: Session, *args, **options) -> None:
+    def keep(session, *args, **options):
         save(session, *args, **options)
         kept.update(copy.deepcopy(session._pipeline.noise._recursions))
 
-    def put_back(session: Session, *args, **options) -> None:
+    def put_back(session, *args, **options):
         restore(session, *args, **options)
         noise = session._pipeline.noise
         for chunk, old in kept.items():
@@ -444,7 +444,7 @@ def test_a_stale_cache_is_noticed(tmp_path, monkeypatch) -> None:
         check_draws(go_back(tmp_path))
 
 
-def test_noise_beyond_the_free_memory_is_drawn_again(monkeypatch, caplog) -> None:
+def test_noise_beyond_the_free_memory_is_drawn_again(monkeypatch, caplog):
     plan = make_plan()
     expected = noise_of(train(open_session(plan)))
     assert not caplog.records
@@ -455,7 +455,7 @@ def test_noise_beyond_the_free_memory_is_drawn_again(monkeypatch, caplog) -> Non
     assert not session._pipeline.noise._recursions
 
 
-def test_a_charge_without_a_release_uses_the_turn_up(monkeypatch) -> None:
+def test_a_charge_without_a_release_uses_the_turn_up(monkeypatch):
     session = open_session(make_plan(expected_batch_size=15))
     train(session, 3)
 
@@ -478,7 +478,7 @@ def test_a_charge_without_a_release_uses_the_turn_up(monkeypatch) -> None:
 # -- accounting, ledger and card -------------------------------------------------------------------
 
 
-def test_epsilon_is_that_of_jax_privacy() -> None:
+def test_epsilon_is_that_of_jax_privacy():
     stated = json.loads(Path(__file__).with_name("bandmf.json").read_text("utf-8"))
     assert len(stated["rows"]) == 50
     for number, (n, batch, steps, bands, sigma, delta, epsilon) in enumerate(stated["rows"]):
@@ -491,7 +491,7 @@ def test_epsilon_is_that_of_jax_privacy() -> None:
             assert plan.epsilon() == pytest.approx(epsilon, abs=1e-3 * max(1, epsilon))
 
 
-def test_ledger_and_card_count_what_the_plan_counts(tmp_path) -> None:
+def test_ledger_and_card_count_what_the_plan_counts(tmp_path):
     with open_session(make_plan(seed=None, sigma=2.0), ledger=tmp_path / "ledger.jsonl") as session:
         train(session)
         card = session.write_card(tmp_path, title="x", chosen_by="x", not_private={})
@@ -510,7 +510,7 @@ def test_ledger_and_card_count_what_the_plan_counts(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("groups", [None, 3, 8])
-def test_a_ledger_with_other_groups_is_noticed(tmp_path, groups: int | None) -> None:
+def test_a_ledger_with_other_groups_is_noticed(tmp_path, groups):
     with open_session(make_plan(seed=None, sigma=2.0), ledger=tmp_path / "ledger.jsonl") as session:
         train(session)
         session.write_card(tmp_path, title="x", chosen_by="x", not_private={})
@@ -526,12 +526,12 @@ def test_a_ledger_with_other_groups_is_noticed(tmp_path, groups: int | None) -> 
 # -- settings --------------------------------------------------------------------------------------
 
 
-def test_the_search_takes_the_smallest_predicted_error() -> None:
+def test_the_search_takes_the_smallest_predicted_error():
     steps, target = 40, (3.0, 1e-4, 2000)
     settings = {"expected_batch_size": 20, "steps": steps}
     plan = PrivacyConfig(**settings, noise="auto").calibrate(*target)
 
-    def error(bands: int) -> float:
+    def error(bands):
         of = PrivacyConfig(**settings, noise="correlated", bands=bands).calibrate(*target)
         return of.noise_multiplier * np.linalg.norm(
             np.tri(steps) @ np.linalg.inv(_matrix(bands, steps))
@@ -549,7 +549,7 @@ def test_the_search_takes_the_smallest_predicted_error() -> None:
 
 
 @pytest.mark.parametrize("noise", ["auto", "correlated"])
-def test_a_full_batch_takes_independent_noise(noise: str) -> None:
+def test_a_full_batch_takes_independent_noise(noise):
     config = PrivacyConfig(expected_batch_size=N, steps=5, noise=noise)
     if noise == "correlated":
         with pytest.raises(ValueError, match="gains nothing .* use noise='gaussian'"):
@@ -577,12 +577,12 @@ def test_a_full_batch_takes_independent_noise(noise: str) -> None:
         ({"postprocess": (EMA(0.9), AdamBC())}, "not known behind correlated noise and a filter"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings, message: str) -> None:
+def test_what_does_not_fit_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         make_plan(**settings)
 
 
-def test_a_basis_that_turns_is_refused() -> None:
+def test_a_basis_that_turns_is_refused():
     from dpkfc.curvature.gep import GEP
     from dpkfc.curvature.probes import PublicData
 
@@ -591,12 +591,12 @@ def test_a_basis_that_turns_is_refused() -> None:
         make_plan(preconditioner=gep, clipping=gep.required_clipping)
 
 
-def test_shares_are_refused() -> None:
+def test_shares_are_refused():
     with pytest.raises(ValueError, match="share= needs sampler='poisson'.*'cyclic_poisson'"):
         open_session(make_plan(), share=True)
 
 
-def test_an_audit_of_independent_noise_is_refused() -> None:
+def test_an_audit_of_independent_noise_is_refused():
     from dpkfc.audit import Subject, audit_step
 
     subject = Subject(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,14 +18,14 @@ from dpkfc.report.written_card import CardError
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
-TEXTS: dict[str, Any] = {"title": "t", "chosen_by": "a test", "not_private": {}}
+TEXTS = {"title": "t", "chosen_by": "a test", "not_private": {}}
 
 
-def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+def loss_fn(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def open_session(folder: Path, noise: float, count: int, steps: int = 4) -> Session:
+def open_session(folder, noise, count, steps=4):
     kind = ExtraRelease(purpose="evaluation", noise_multiplier=noise, norm=1.0, count=count)
     config = PrivacyConfig(expected_batch_size=20, steps=steps, extra_releases=(kind,))
     plan = config.with_noise(1.0, 1e-3, 200)
@@ -37,7 +34,7 @@ def open_session(folder: Path, noise: float, count: int, steps: int = 4) -> Sess
     return Session(plan, model, optimizer, (X, Y), ledger_path=folder / "ledger.jsonl")
 
 
-def test_a_card_verifies_where_an_evaluation_is_the_last_release(tmp_path: Path) -> None:
+def test_a_card_verifies_where_an_evaluation_is_the_last_release(tmp_path):
     with open_session(tmp_path, noise=20.0, count=2) as session:
         stop = PrivateEarlyStopping(2, on=(X[:50], Y[:50]), most=1.0)
         for batch in session.batches():
@@ -54,7 +51,7 @@ def test_a_card_verifies_where_an_evaluation_is_the_last_release(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("noise", "count"), [(300.0, 40), (0.8, 1)])
-def test_a_total_covers_every_kind_of_release(noise: float, count: int, tmp_path: Path) -> None:
+def test_a_total_covers_every_kind_of_release(noise, count, tmp_path):
     with open_session(tmp_path, noise, count, steps=2) as session:
         for _ in range(count):
             session.release_vector("evaluation", np.zeros(1), 1.0)
@@ -69,7 +66,7 @@ def test_a_total_covers_every_kind_of_release(noise: float, count: int, tmp_path
     assert verify_ledger(tmp_path / "ledger.jsonl")["releases"] == count + 2
 
 
-def test_a_release_without_noise_takes_the_guarantee_away() -> None:
+def test_a_release_without_noise_takes_the_guarantee_away():
     kind = ExtraRelease(purpose="bounds", noise_multiplier=1e-6, norm=1.0, count=1)
     config = PrivacyConfig(expected_batch_size=20, steps=2, extra_releases=(kind,))
     plan = config.with_noise(1.0, 1e-3, 200)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
 import pytest
 
 from dpkfc import PrivacyConfig
-from dpkfc.config import Plan
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.calibration import share_noise
@@ -23,7 +21,7 @@ BOUNDS = ExtraRelease(purpose="bounds", noise_multiplier=4.0, norm=2.0)
 LOOKS = ExtraRelease(purpose="looks", noise_multiplier=9.0, norm=1.0, count=3)
 
 
-def _plan(*extra: ExtraRelease, accountant: str = "rdp", seed: int | None = None) -> Plan:
+def _plan(*extra, accountant="rdp", seed=None):
     config = PrivacyConfig(
         expected_batch_size=50,
         steps=20,
@@ -36,7 +34,7 @@ def _plan(*extra: ExtraRelease, accountant: str = "rdp", seed: int | None = None
 
 @pytest.mark.quick("rdp")
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_the_whole_plan_costs_what_was_asked(accountant: str):
+def test_the_whole_plan_costs_what_was_asked(accountant):
     plan, alone = _plan(BOUNDS, LOOKS, accountant=accountant), _plan(accountant=accountant)
     charges = [(plan.event, 20), (BOUNDS.event, 1), (LOOKS.event, 3)]
     assert plan.epsilon() == pytest.approx(total_epsilon(charges, 1e-5, accountant))
@@ -59,7 +57,7 @@ def test_plans_without_such_releases_keep_their_hash():
 
 
 @pytest.mark.parametrize("sampler", ["fixed", "shuffle"])
-def test_neighbours_that_replace_a_record_do_not_add_up(sampler: str):
+def test_neighbours_that_replace_a_record_do_not_add_up(sampler):
     with pytest.raises(ValueError, match="add up with sampler='poisson'"):
         PrivacyConfig(
             expected_batch_size=5, steps=2, sampler=sampler, uncertified=True,
@@ -72,13 +70,13 @@ def test_neighbours_that_replace_a_record_do_not_add_up(sampler: str):
 @pytest.mark.parametrize(
     "change", [{"noise_multiplier": 0.0}, {"norm": math.nan}, {"count": 0}, {"purpose": "a b"}]
 )
-def test_a_kind_has_noise(change: dict):
+def test_a_kind_has_noise(change):
     fields = {"purpose": "bounds", "noise_multiplier": 1.0, "norm": 1.0}
     with pytest.raises(ValueError):
         ExtraRelease(**{**fields, **change})
 
 
-def test_a_release_is_charged_once_and_before_it_exists(tmp_path: Path):
+def test_a_release_is_charged_once_and_before_it_exists(tmp_path):
     plan, path = _plan(BOUNDS, LOOKS), tmp_path / "ledger.jsonl"
     vector = np.zeros(5)
     with plan.open_ledger(path) as ledger:
@@ -139,7 +137,7 @@ def test_steps_cannot_spend_what_is_kept_for_others_nor_the_reverse():
 
 
 @pytest.mark.parametrize("purpose", ["", 3, None, ["bounds"], {"a": 1}, "a b"])
-def test_a_forged_purpose_is_refused(tmp_path: Path, purpose: object):
+def test_a_forged_purpose_is_refused(tmp_path, purpose):
     path = tmp_path / "ledger.jsonl"
     plan = _plan(BOUNDS)
     with plan.open_ledger(path) as ledger:
@@ -167,7 +165,7 @@ def test_the_noise_has_the_stated_scale_and_lies_on_a_grid():
     assert not np.any(again == noisy)
 
 
-def test_a_budget_is_charged_with_the_whole_plan(tmp_path: Path):
+def test_a_budget_is_charged_with_the_whole_plan(tmp_path):
     plan, alone = _plan(BOUNDS, LOOKS), _plan()
     budget = Budget(tmp_path / "ward.toml", epsilon=4.0, delta=1e-5)
     with plan.open_ledger(tmp_path / "ledger.jsonl") as ledger:

@@ -32,7 +32,7 @@ CASES = 500
 QUICK = 20
 
 
-def draw(seed: int):
+def draw(seed):
     """q, σ, number of releases and δ, most of them with an ε that says something."""
     g = np.random.default_rng(seed)
     while True:
@@ -46,7 +46,7 @@ def draw(seed: int):
             return q, noise, event, count, delta, own
 
 
-def check_setting(seed: int) -> None:
+def check_setting(seed):
     q, noise, event, count, delta, own = draw(seed)
     theirs = epsilon(event, count, delta)
     slack = cross_check._agreement(own, event, count, delta)
@@ -63,21 +63,21 @@ def check_setting(seed: int) -> None:
 
 
 @pytest.mark.parametrize("tens", range(QUICK // 10))
-def test_random_settings_agree_with_dp_accounting(tens: int) -> None:
+def test_random_settings_agree_with_dp_accounting(tens):
     for seed in range(10 * tens, 10 * tens + 10):
         check_setting(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", range(QUICK // 10, CASES // 10))
-def test_many_random_settings_agree_with_dp_accounting(tens: int) -> None:
+def test_many_random_settings_agree_with_dp_accounting(tens):
     for seed in range(10 * tens, 10 * tens + 10):
         check_setting(seed)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 4.0, 50.0])
 @pytest.mark.parametrize("q", [1e-6, 1e-3, 0.2, 0.9])
-def test_one_release_is_not_below_its_closed_form(q: float, noise: float) -> None:
+def test_one_release_is_not_below_its_closed_form(q, noise):
     for share in (1e-6, 1e-3, 0.1, 0.9):
         # q bounds the δ of one release
         delta = share * q
@@ -89,7 +89,7 @@ def test_one_release_is_not_below_its_closed_form(q: float, noise: float) -> Non
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.4, 5.0, 300.0])
-def test_full_batches_on_a_grid_are_the_closed_form(noise: float) -> None:
+def test_full_batches_on_a_grid_are_the_closed_form(noise):
     for count in (1, 30, 1000):
         release = (Pair(1.0, 1.0, noise),)
         exact = gaussian_epsilon(noise / math.sqrt(count), DELTA)
@@ -106,7 +106,7 @@ def test_full_batches_on_a_grid_are_the_closed_form(noise: float) -> None:
         (0.9, 1.0, 10, 1e-18),
     ],
 )
-def test_a_delta_that_rounding_would_hide_is_resolved_by_a_tilt(q, noise, count, delta) -> None:
+def test_a_delta_that_rounding_would_hide_is_resolved_by_a_tilt(q, noise, count, delta):
     event = Poisson(q, 10).event(noise)
     own = quick_epsilon([(event, count)], delta).value
     losses = sampled_losses(q, noise)
@@ -116,7 +116,7 @@ def test_a_delta_that_rounding_would_hide_is_resolved_by_a_tilt(q, noise, count,
 
 
 @pytest.mark.parametrize("units", [2, 7, 40])
-def test_losses_of_several_units_are_those_of_their_densities(units: int) -> None:
+def test_losses_of_several_units_are_those_of_their_densities(units):
     pair = Pair(1.0, 0.2, 3.0, units)
     x = np.linspace(-20, units + 20, 500)
     shifts = np.arange(units + 1)[:, None]
@@ -142,13 +142,13 @@ MORE = [
 
 
 @pytest.mark.parametrize("charges", MORE, ids=range(len(MORE)))
-def test_different_events_compose_by_their_spectra(charges) -> None:
+def test_different_events_compose_by_their_spectra(charges):
     own = quick_epsilon(charges, DELTA)
     assert own.value == pytest.approx(total_epsilon(charges, DELTA, "pld"), rel=1e-3)
     assert own.value <= total_epsilon(charges, DELTA, "rdp")
 
 
-def test_what_it_does_not_know_it_leaves_to_others() -> None:
+def test_what_it_does_not_know_it_leaves_to_others():
     fixed = dp_accounting.SampledWithoutReplacementDpEvent(
         100, 5, dp_accounting.GaussianDpEvent(2.0)
     )
@@ -161,7 +161,7 @@ def test_what_it_does_not_know_it_leaves_to_others() -> None:
     ("q", "noise", "steps", "delta"),
     [(0.1, 1.3, 60, 1e-5), (0.01, 0.6, 300, 1e-9), (1e-4, 5.0, 100, 1e-5), (0.3, 0.1, 20, 1e-6)],
 )
-def test_the_epsilon_of_a_run_never_falls_and_ends_at_the_card(q, noise, steps, delta) -> None:
+def test_the_epsilon_of_a_run_never_falls_and_ends_at_the_card(q, noise, steps, delta):
     curve = EpsilonCurve(Poisson(q, 10).event(noise), delta, horizon=steps)
     shown = [curve.running_epsilon(n) for n in range(steps + 1)]
     assert shown == sorted(shown)
@@ -172,7 +172,7 @@ def test_the_epsilon_of_a_run_never_falls_and_ends_at_the_card(q, noise, steps, 
     assert bounds == sorted(bounds)
 
 
-def test_a_run_with_releases_beside_its_steps_shows_them_from_the_start() -> None:
+def test_a_run_with_releases_beside_its_steps_shows_them_from_the_start():
     also = [(dp_accounting.GaussianDpEvent(8.0), 3)]
     curve = EpsilonCurve(Poisson(0.05, 10).event(1.5), DELTA, horizon=40, also=also)
     shown = [curve.running_epsilon(n) for n in range(41)]
@@ -182,7 +182,7 @@ def test_a_run_with_releases_beside_its_steps_shows_them_from_the_start() -> Non
 
 
 @pytest.mark.parametrize("factor", [0.995, 1.005])
-def test_a_small_disagreement_of_two_programs_stops_a_run(factor: float, monkeypatch) -> None:
+def test_a_small_disagreement_of_two_programs_stops_a_run(factor, monkeypatch):
     event, count = Poisson(0.1, 100).event(1.1), 40
     check_before_a_run(event, count, DELTA, "add_or_remove_one")
     honest = loss_distribution.epsilon_of_releases
@@ -191,7 +191,7 @@ def test_a_small_disagreement_of_two_programs_stops_a_run(factor: float, monkeyp
         check_before_a_run(event, count, DELTA, "add_or_remove_one")
 
 
-def test_a_search_asks_dp_accounting_once(monkeypatch) -> None:
+def test_a_search_asks_dp_accounting_once(monkeypatch):
     asked = []
     compute = EpsilonCurve._compute
     monkeypatch.setattr(accounting, "_values", {})

@@ -50,7 +50,7 @@ def test_draws_and_chunks_use_counters_that_never_overlap():
 
 @pytest.mark.parametrize("size", [1, 2, 3, CHUNK + 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_odd_sizes(size: int, dtype):
+def test_odd_sizes(size, dtype):
     z = NoiseStream.secure().normal(size, 0, dtype=dtype)
     assert z.shape == (size,) and np.isfinite(z).all() and z.dtype == dtype
 
@@ -156,7 +156,7 @@ def test_no_numbers_are_fine():
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 9 * CHUNK + 3, 40 * CHUNK])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pieces_are_the_draw_in_its_order(size: int, dtype: type) -> None:
+def test_pieces_are_the_draw_in_its_order(size, dtype):
     whole = NoiseStream.repeatable(4).normal(size, 2, dtype)
     read = NoiseStream.repeatable(4).pieces(size, 2, dtype, workers=3)
     pieces = [piece.copy() for piece in read]
@@ -164,7 +164,7 @@ def test_pieces_are_the_draw_in_its_order(size: int, dtype: type) -> None:
     assert np.array_equal(np.concatenate([*pieces, np.zeros(0, dtype)]), whole)
 
 
-def test_pieces_are_a_draw_of_their_own() -> None:
+def test_pieces_are_a_draw_of_their_own():
     stream = NoiseStream.secure()
     first, second = stream.pieces(5, 0), stream.pieces(5, 0)
     assert not set(next(second)) & set(next(first)) and stream._draws == 2

@@ -5,7 +5,6 @@ that repeat their bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream, draw_key
 
-DRAWS: dict[str, Callable[[NoiseStream | SamplingStream, int], np.ndarray]] = {
+DRAWS = {
     "normal, float32": lambda stream, step: stream.normal(8, step),
     "normal, float64": lambda stream, step: stream.normal(8, step, np.float64),
     "normal, two chunks": lambda stream, step: stream.normal(CHUNK + 8, step),
@@ -29,11 +28,11 @@ DRAWS: dict[str, Callable[[NoiseStream | SamplingStream, int], np.ndarray]] = {
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
 
 
-def new_stream(name: str) -> NoiseStream | SamplingStream:
+def new_stream(name):
     return SamplingStream.secure() if name in ("batch", "shuffled epoch") else NoiseStream.secure()
 
 
-def resume(stream: NoiseStream | SamplingStream) -> NoiseStream | SamplingStream:
+def resume(stream):
     """Return a second stream with the memory of the first."""
     other = type(stream).secure()
     other.__dict__.clear()
@@ -41,7 +40,7 @@ def resume(stream: NoiseStream | SamplingStream) -> NoiseStream | SamplingStream
     return other
 
 
-def read_from_child(work: Callable[[], bytes]) -> bytes:
+def read_from_child(work):
     """Fork, and return what the child computes."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -64,9 +63,7 @@ def read_from_child(work: Callable[[], bytes]) -> bytes:
     before=st.lists(st.sampled_from(sorted(DRAWS)), max_size=4),
     after=st.sampled_from(sorted(DRAWS)),
 )
-def test_two_resumptions_of_one_snapshot_draw_different_numbers(
-    before: list[str], after: str
-) -> None:
+def test_two_resumptions_of_one_snapshot_draw_different_numbers(before, after):
     stream = new_stream(after)
     for step, name in enumerate(before):
         if type(new_stream(name)) is type(stream):
@@ -76,7 +73,7 @@ def test_two_resumptions_of_one_snapshot_draw_different_numbers(
         assert np.mean(DRAWS[after](one, step) == DRAWS[after](other, step)) < 0.1
 
 
-def test_two_resumptions_finish_the_shuffled_epoch_of_the_snapshot_in_one_order() -> None:
+def test_two_resumptions_finish_the_shuffled_epoch_of_the_snapshot_in_one_order():
     stream = SamplingStream.secure()
     first = stream.generator(0, 3).random()
     one, other = stream, resume(stream)
@@ -84,7 +81,7 @@ def test_two_resumptions_finish_the_shuffled_epoch_of_the_snapshot_in_one_order(
     assert one.generator(3, 3).random() != other.generator(3, 3).random()
 
 
-def test_a_stream_keeps_no_key_that_decides_a_later_draw() -> None:
+def test_a_stream_keeps_no_key_that_decides_a_later_draw():
     stream = NoiseStream.secure()
     keys = []
     for step in range(4):
@@ -95,7 +92,7 @@ def test_a_stream_keeps_no_key_that_decides_a_later_draw() -> None:
 
 @needs_fork
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_forked_child_draws_different_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_draws_different_numbers(name, monkeypatch):
     """Also where parent and child have one process identifier, as in two PID namespaces."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     stream = new_stream(name)
@@ -108,7 +105,7 @@ def test_a_forked_child_draws_different_numbers(name: str, monkeypatch: pytest.M
 
 
 @needs_fork
-def test_a_child_forked_in_the_middle_of_an_epoch_takes_another_order() -> None:
+def test_a_child_forked_in_the_middle_of_an_epoch_takes_another_order():
     stream = SamplingStream.secure()
     first = stream.generator(0, 3).random()
     theirs = np.frombuffer(read_from_child(lambda: stream.generator(1, 3).random(1).tobytes()))[0]
@@ -117,9 +114,7 @@ def test_a_child_forked_in_the_middle_of_an_epoch_takes_another_order() -> None:
 
 @needs_fork
 @pytest.mark.parametrize("place", ["file", "memory"])
-def test_a_forked_child_may_not_charge_its_parents_ledger(
-    place: str, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_may_not_charge_its_parents_ledger(place, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     ledger = (
         Ledger.open(tmp_path / "ledger.jsonl", "plan")
@@ -127,7 +122,7 @@ def test_a_forked_child_may_not_charge_its_parents_ledger(
         else Ledger.in_memory("plan")
     )
 
-    def message() -> bytes:
+    def message():
         try:
             ledger.charge(0, None, 1.0, 1.0, 1.0)
         except LedgerError as error:
@@ -138,7 +133,7 @@ def test_a_forked_child_may_not_charge_its_parents_ledger(
     ledger.close()
 
 
-def test_a_key_differs_where_the_kernel_repeats_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_differs_where_the_kernel_repeats_its_bytes(monkeypatch):
     """A virtual machine without a generation identifier resumes with the generator of its
     kernel.
     """
@@ -147,14 +142,14 @@ def test_a_key_differs_where_the_kernel_repeats_its_bytes(monkeypatch: pytest.Mo
     assert len(keys) == 100 and {len(key) for key in keys} == {32}
 
 
-def test_a_key_is_unknown_where_the_clock_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_unknown_where_the_clock_is_known(monkeypatch):
     monkeypatch.setattr(rng.time, "time_ns", lambda: 0)
     monkeypatch.setattr(rng.time, "perf_counter_ns", lambda: 0)
     assert len({draw_key() for _ in range(100)}) == 100
 
 
-def test_every_draw_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+def test_every_draw_asks_the_kernel(monkeypatch):
+    asked = []
     real = os.urandom
     monkeypatch.setattr(rng.os, "urandom", lambda count: asked.append(count) or real(count))
     for name, draw in DRAWS.items():
@@ -165,14 +160,14 @@ def test_every_draw_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.clear()
 
 
-def test_test_mode_asks_the_kernel_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_mode_asks_the_kernel_for_nothing(monkeypatch):
     monkeypatch.setattr(rng.os, "urandom", lambda count: pytest.fail("test mode drew a key"))
     noise, sampling = NoiseStream.repeatable(7), SamplingStream.repeatable(7)
     for name, draw in DRAWS.items():
         draw(sampling if name in ("batch", "shuffled epoch") else noise, 3)
 
 
-def test_the_numbers_of_test_mode_never_change() -> None:
+def test_the_numbers_of_test_mode_never_change():
     noise, sampling = NoiseStream.repeatable(7), SamplingStream.repeatable(7)
     narrow = [1.5654619932174683, 1.2725188732147217, 1.9653215408325195, 0.8000401258468628]
     wide = [0.9645314933296009, 1.402711235141071, 1.1528432805413793, -1.6921282956279688]
@@ -186,7 +181,7 @@ def test_the_numbers_of_test_mode_never_change() -> None:
     ]
 
 
-def test_the_global_generators_are_renewed_from_fresh_keys() -> None:
+def test_the_global_generators_are_renewed_from_fresh_keys():
     """Dropout and augmentation: a private pass begins with numbers that no earlier memory holds."""
     states = rng_state.all_states()
     seen = []

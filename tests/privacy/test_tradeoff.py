@@ -18,9 +18,7 @@ Fixed = dp_accounting.SampledWithoutReplacementDpEvent
 DELTA = 1e-5
 
 
-def best_attack(
-    present: np.ndarray, absent: np.ndarray, false_alarms: float
-) -> tuple[float, float]:
+def best_attack(present, absent, false_alarms):
     """Return the success at even odds and the share of members found, of the best test of all.
 
     The test takes atoms in the order of their likelihood ratio, the last of them in part
@@ -33,9 +31,7 @@ def best_attack(
     return right, float(np.interp(false_alarms, alarms, found))
 
 
-def densities(
-    noise: float, shifts: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def densities(noise, shifts, weights):
     """Return the probabilities of fine cells under a mixture of Gaussians and under one at 0."""
     edges = np.linspace(-12 * noise, shifts.max() + 12 * noise, 200_001)
     cells = [np.diff(scipy.stats.norm.cdf(edges, shift, noise)) for shift in shifts]
@@ -97,7 +93,7 @@ def test_without_a_guarantee_every_attack_may_succeed():
 # -- several records -------------------------------------------------------------------------------
 
 
-def delta_at(present: np.ndarray, absent: np.ndarray, e: float) -> float:
+def delta_at(present, absent, e):
     reach = np.maximum(present - math.exp(e) * absent, 0).sum()
     return float(max(reach, np.maximum(absent - math.exp(e) * present, 0).sum()))
 

@@ -4,7 +4,7 @@ examples and arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from dpkfc.tracking.states import BatchAxis
-from tests.tracking.brute_force import Case, Draw, Operand, draw_normal, faults, whole
+from tests.tracking.brute_force import Case, Operand, draw_normal, faults, whole
 
 Made = tuple[Callable[..., Any], tuple[Operand, ...]]
 
@@ -23,39 +22,39 @@ Made = tuple[Callable[..., Any], tuple[Operand, ...]]
 class Choices:
     """What hypothesis chooses for one call."""
 
-    def __init__(self, data: st.DataObject) -> None:
+    def __init__(self, data):
         self._data = data
         self.size = data.draw(st.integers(2, 4), label="size")
 
-    def pick(self, values: Sequence[Any]) -> Any:
+    def pick(self, values):
         return self._data.draw(st.sampled_from(list(values)))
 
-    def some(self, values: Sequence[Any]) -> list[Any]:
+    def some(self, values):
         """Return at least one of some values."""
         return self._data.draw(
             st.lists(st.sampled_from(list(values)), min_size=1, max_size=3, unique=True)
         )
 
-    def order(self, count: int) -> list[int]:
+    def order(self, count):
         return list(self._data.draw(st.permutations(range(count))))
 
-    def numbers(self, low: int, high: int, count: int) -> list[int]:
+    def numbers(self, low, high, count):
         return self._data.draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
 
-    def length(self) -> int:
+    def length(self):
         """Return a length that often holds the examples."""
         return self.pick([self.size, 2 * self.size, 4 * self.size, 1, 2, 3, 4])
 
-    def shape(self, low: int = 1, high: int = 4) -> tuple[int, ...]:
+    def shape(self, low=1, high=4):
         return tuple(self.length() for _ in range(self.pick(range(low, high + 1))))
 
-    def operand(self, shape: Sequence[int], draw: Draw = draw_normal) -> Operand:
+    def operand(self, shape, draw=draw_normal):
         """Return an operand whose examples lie anywhere in it; it is public where there is no
         place.
         """
         return Operand(tuple(shape), self.place(shape), draw)
 
-    def place(self, shape: Sequence[int]) -> BatchAxis | None:
+    def place(self, shape):
         found = []
         for dim, length in enumerate(shape):
             parts = length // self.size
@@ -68,7 +67,7 @@ class Choices:
         return self.pick(found) if found else None
 
 
-def view(c: Choices) -> Made:
+def view(c):
     x = c.operand(c.shape())
     factors = [p for length in x.shape for p in _primes(length)]
     if c.pick([False, True]):
@@ -82,7 +81,7 @@ def view(c: Choices) -> Made:
     return lambda x: x.view(shape), (x,)
 
 
-def _primes(length: int) -> list[int]:
+def _primes(length):
     found, p = [], 2
     while length > 1:
         while length % p == 0:
@@ -92,27 +91,27 @@ def _primes(length: int) -> list[int]:
     return found
 
 
-def permute(c: Choices) -> Made:
+def permute(c):
     x = c.operand(c.shape())
     order = c.order(len(x.shape))
     return lambda x: x.permute(order), (x,)
 
 
-def transpose(c: Choices) -> Made:
+def transpose(c):
     x = c.operand(c.shape())
     dims = range(-len(x.shape), len(x.shape))
     one, other = c.pick(dims), c.pick(dims)
     return lambda x: x.transpose(one, other), (x,)
 
 
-def expand(c: Choices) -> Made:
+def expand(c):
     x = c.operand(c.shape())
     front = [c.length() for _ in range(c.pick([0, 1, 2]))]
     shape = [*front, *[c.length() if n == 1 else c.pick([n, -1]) for n in x.shape]]
     return lambda x: x.expand(shape), (x,)
 
 
-def cat(c: Choices) -> Made:
+def cat(c):
     shape = c.shape()
     dim = c.pick(range(len(shape)))
     other = [*shape]
@@ -120,26 +119,26 @@ def cat(c: Choices) -> Made:
     return lambda x, y: torch.cat([x, y], dim), (c.operand(shape), c.operand(other))
 
 
-def stack(c: Choices) -> Made:
+def stack(c):
     shape = c.shape(1, 3)
     dim = c.pick(range(-len(shape) - 1, len(shape) + 1))
     return lambda x, y: torch.stack([x, y], dim), (c.operand(shape), c.operand(shape))
 
 
-def split(c: Choices) -> Made:
+def split(c):
     x = c.operand(c.shape())
     dim, length = c.pick(range(len(x.shape))), c.length()
     return lambda x: x.split(length, dim), (x,)
 
 
-def select(c: Choices) -> Made:
+def select(c):
     x = c.operand(c.shape())
     dim = c.pick(range(len(x.shape)))
     place = c.pick(range(-x.shape[dim], x.shape[dim]))
     return lambda x: x.select(dim, place), (x,)
 
 
-def cut(c: Choices) -> Made:
+def cut(c):
     x = c.operand(c.shape())
     dim = c.pick(range(len(x.shape)))
     start, stop = c.numbers(-x.shape[dim], x.shape[dim], 2)
@@ -147,7 +146,7 @@ def cut(c: Choices) -> Made:
     return lambda x: torch.ops.aten.slice(x, dim, start, stop, step), (x,)
 
 
-def reduce(c: Choices) -> Made:
+def reduce(c):
     x = c.operand(c.shape())
     dims, keep = c.some(range(-len(x.shape), len(x.shape))), c.pick([False, True])
     dims = list({d % len(x.shape) for d in dims})
@@ -155,7 +154,7 @@ def reduce(c: Choices) -> Made:
     return lambda x: function(x, dims, keepdim=keep), (x,)
 
 
-def along(c: Choices) -> Made:
+def along(c):
     x = c.operand(c.shape())
     dim = c.pick(range(-len(x.shape), len(x.shape)))
     function = c.pick(
@@ -164,13 +163,13 @@ def along(c: Choices) -> Made:
     return lambda x: function(x, dim=dim), (x,)
 
 
-def add(c: Choices) -> Made:
+def add(c):
     one = c.shape()
     other = [c.pick([n, 1]) for n in one[c.pick(range(len(one))) :]]
     return torch.add, (c.operand(one), c.operand(other))
 
 
-def matmul(c: Choices) -> Made:
+def matmul(c):
     rows, inner, columns, many = (c.length() for _ in range(4))
     one = c.pick([(inner,), (rows, inner), (many, rows, inner), (1, rows, inner)])
     other = c.pick(
@@ -178,19 +177,19 @@ def matmul(c: Choices) -> Made:
     )
     is_whole = c.pick([False, True])
 
-    def call(x: Tensor, y: Tensor) -> Tensor:
+    def call(x, y):
         with torch.inference_mode(is_whole):
             return x @ y
 
     return call, (c.operand(one), c.operand(other))
 
 
-def bmm(c: Choices) -> Made:
+def bmm(c):
     rows, inner, columns, many = (c.length() for _ in range(4))
     return torch.bmm, (c.operand((many, rows, inner)), c.operand((many, inner, columns)))
 
 
-def einsum(c: Choices) -> Made:
+def einsum(c):
     lengths = {letter: c.length() for letter in "abcd"}
     one, other = (c.some("abcd") for _ in range(2))
     left = c.some([*one, *other])
@@ -199,7 +198,7 @@ def einsum(c: Choices) -> Made:
     return lambda x, y: torch.einsum(formula, x, y), tuple(operands)
 
 
-def choose_places(c: Choices) -> tuple[list[int], int, list[int], Any]:
+def choose_places(c):
     """Return a shape, a dimension, the shape of an index along it, and the index."""
     shape = c.shape()
     dim = c.pick(range(len(shape)))
@@ -208,17 +207,17 @@ def choose_places(c: Choices) -> tuple[list[int], int, list[int], Any]:
     return shape, dim, index, c.operand(index, whole(0, shape[dim]))
 
 
-def gather(c: Choices) -> Made:
+def gather(c):
     shape, dim, _, places = choose_places(c)
     return lambda x, i: x.gather(dim, i), (c.operand(shape), places)
 
 
-def scatter(c: Choices) -> Made:
+def scatter(c):
     shape, dim, index, places = choose_places(c)
     return lambda x, i, y: x.scatter_add(dim, i, y), (c.operand(shape), places, c.operand(index))
 
 
-def index_select(c: Choices) -> Made:
+def index_select(c):
     shape = c.shape()
     dim = c.pick(range(len(shape)))
     index = c.operand((c.length(),), whole(0, shape[dim]))
@@ -229,12 +228,10 @@ def index_select(c: Choices) -> Made:
     return lambda x, i: x.index_select(dim, i), (c.operand(shape), index)
 
 
-def _indices(
-    c: Choices, shape: Sequence[int]
-) -> tuple[list[Operand], Callable[..., list[Tensor | None]]]:
+def _indices(c, shape):
     """Return operands of an index into a shape, and a function that makes the index of them."""
-    operands: list[Operand] = []
-    template: list[Any] = []
+    operands = []
+    template = []
     lengths = [c.length() for _ in range(c.pick([1, 2]))]
     for length in shape:
         kind = c.pick(["none", "counts", "private"])
@@ -253,13 +250,13 @@ def _indices(
     return operands, lambda *given: [given[x] if isinstance(x, int) else x for x in template]
 
 
-def index(c: Choices) -> Made:
+def index(c):
     shape = c.shape(2, 4)
     operands, made = _indices(c, shape)
     return lambda x, *given: torch.ops.aten.index(x, made(*given)), (c.operand(shape), *operands)
 
 
-def index_put(c: Choices) -> Made:
+def index_put(c):
     shape = c.shape(2, 4)
     operands, made = _indices(c, shape)
     zeros = [torch.zeros(x.shape, dtype=torch.int64) for x in operands]
@@ -267,13 +264,13 @@ def index_put(c: Choices) -> Made:
     values = c.operand([c.pick([n, 1]) for n in picked][c.pick(range(len(picked) + 1)) :])
     add = c.pick([False, True])
 
-    def call(x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
+    def call(x, y, *given):
         return torch.ops.aten.index_put(x, made(*given), y, add)
 
     return call, (c.operand(shape), values, *operands)
 
 
-def conv(c: Choices) -> Made:
+def conv(c):
     rank = c.pick([1, 2])
     channels = c.length()
     image = (c.length(), channels, *[c.length() for _ in range(rank)])
@@ -282,13 +279,13 @@ def conv(c: Choices) -> Made:
     return lambda x, w: function(x, w, padding=1), (c.operand(image), c.operand(kernel))
 
 
-def layer_norm(c: Choices) -> Made:
+def layer_norm(c):
     x = c.operand(c.shape())
     shape = x.shape[c.pick(range(len(x.shape))) :]
     return lambda x: F.layer_norm(x, shape), (x,)
 
 
-def diagonal(c: Choices) -> Made:
+def diagonal(c):
     x = c.operand(c.shape(2, 4))
     one, other = c.order(len(x.shape))[:2]
     offset = c.pick([-1, 0, 1])

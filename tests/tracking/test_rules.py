@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES
 from tests.tracking.brute_force import (
     Case,
-    Draw,
     Operand,
     Seen,
     batched,
@@ -32,7 +30,7 @@ Call = Callable[..., Any]
 
 # Names that no call on this machine can reach, with the reason.
 _CUDA = "it has a kernel on CUDA alone"
-UNREACHABLE: dict[str, str] = {
+UNREACHABLE = {
     "_conv_depthwise2d": _CUDA,
     "_scaled_dot_product_cudnn_attention": _CUDA,
     "_scaled_dot_product_efficient_attention": _CUDA,
@@ -47,25 +45,23 @@ UNREACHABLE: dict[str, str] = {
 }
 
 
-def followed(
-    name: str, call: Call, *operands: Operand, size: int = N, is_random: bool = False
-) -> Case:
+def followed(name, call, *operands, size=N, is_random=False):
     return Case(name, size, call, operands, "axis", is_random)
 
 
-def lost(name: str, call: Call, *operands: Operand, size: int = N) -> Case:
+def lost(name, call, *operands, size=N):
     return Case(name, size, call, operands, "unknown")
 
 
 def places(
-    name: str,
-    call: Call,
-    shape: Sequence[int] = (4,),
-    keeps: Sequence[int] = (0, 1),
-    loses: Sequence[int] = (),
-    draw: Draw = draw_normal,
-    is_random: bool = False,
-) -> list[Case]:
+    name,
+    call,
+    shape=(4,),
+    keeps=(0, 1),
+    loses=(),
+    draw=draw_normal,
+    is_random=False,
+):
     """Return calls of one operation with the examples at each of some dimensions of its operand,
     plain and folded.
 
@@ -96,30 +92,30 @@ def places(
     return found
 
 
-def inferred(call: Call) -> Call:
+def inferred(call):
     """Return a call in inference mode, where composite operations are seen whole."""
 
-    def run(*tensors: Tensor, **options: Any) -> Any:
+    def run(*tensors, **options):
         with torch.inference_mode():
             return call(*tensors, **options)
 
     return run
 
 
-def rows(*shape: int, draw: Draw = draw_normal, size: int = N) -> Operand:
+def rows(*shape, draw=draw_normal, size=N):
     return batched(size, shape, draw=draw)
 
 
-def equal_rows(shape: Sequence[int]) -> Tensor:
+def equal_rows(shape):
     """Return numbers that are the same in every row."""
     return draw_normal(shape[1:]).expand(*shape).clone()
 
 
-def complex_numbers(shape: Sequence[int]) -> Tensor:
+def complex_numbers(shape):
     return torch.complex(draw_normal(shape), draw_normal(shape))
 
 
-def positive_matrices(shape: Sequence[int]) -> Tensor:
+def positive_matrices(shape):
     x = draw_normal(shape)
     return x @ x.mT + torch.eye(shape[-1], dtype=x.dtype)
 
@@ -133,7 +129,7 @@ def test_elementwise_operations_keep_the_examples_in_their_places():
     assert {name: of for name, of in found.items() if of} == {}
 
 
-def elementwise_table() -> list[Case]:
+def elementwise_table():
     cases = [
         *places("to another type", lambda x: x.float()),
         *places("copy_", lambda x: torch.zeros_like(x).copy_(x)),
@@ -223,7 +219,7 @@ def elementwise_table() -> list[Case]:
     return cases
 
 
-def build_shapes_table() -> list[Case]:
+def build_shapes_table():
     calls = {
         "zeros_like": torch.zeros_like,
         "ones_like": torch.ones_like,
@@ -247,7 +243,7 @@ def build_shapes_table() -> list[Case]:
 # -- views and layout ------------------------------------------------------------------------------
 
 
-def view_table() -> list[Case]:
+def view_table():
     return [
         *places("view in front", lambda x: x.view(-1, 4), (4,), (0,)),
         *places("view apart", lambda x: x.view(*x.shape[:-1], 2, 2), (4,), (0,)),
@@ -346,7 +342,7 @@ def view_table() -> list[Case]:
 # -- dimensions over which an operation works ------------------------------------------------------
 
 
-def along_table() -> list[Case]:
+def along_table():
     keeping = {
         "softmax": inferred(lambda x: torch.softmax(x, 1)),
         "_softmax": lambda x: torch.softmax(x, 1),
@@ -435,7 +431,7 @@ def along_table() -> list[Case]:
 # -- products --------------------------------------------------------------------------------------
 
 
-def product_table() -> list[Case]:
+def product_table():
     weight = public(4, 5)
     return [
         followed("mm", torch.mm, rows(4), weight),
@@ -540,14 +536,14 @@ def product_table() -> list[Case]:
     ]
 
 
-def _scaled(x: Tensor, weight: Tensor) -> Tensor:
+def _scaled(x, weight):
     """Return a product of 8-bit numbers, in float64."""
     x, weight = x.to(torch.float8_e4m3fn), weight.t().contiguous().t().to(torch.float8_e4m3fn)
     one = torch.ones(())
     return torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
-def convolutions() -> list[Case]:
+def convolutions():
     rest = [[1, 1], [0, 0], [1, 1], False, [0, 0], 1]
     flags = [False, False, False, False]
     image, kernel = rows(2, 5, 5), public(4, 2, 3, 3)
@@ -619,12 +615,12 @@ def convolutions() -> list[Case]:
 # -- operations on trailing dimensions -------------------------------------------------------------
 
 
-def trailing_table() -> list[Case]:
+def trailing_table():
     """Return operations that work within the last dimensions: of lines, images and volumes of one
     channel.
     """
     line, image, volume = (6,), (6, 6), (4, 4, 4)
-    calls: dict[str, tuple[tuple[int, ...], Call]] = {
+    calls = {
         "avg_pool1d": (line, inferred(lambda x: F.avg_pool1d(x, 2))),
         "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
         "avg_pool3d": (volume, lambda x: F.avg_pool3d(x, 2)),
@@ -771,25 +767,25 @@ def trailing_table() -> list[Case]:
     ]
 
 
-def _fractional(pool: Call) -> Call:
+def _fractional(pool):
     return lambda x: pool(x, 2, output_size=3)
 
 
-def _sampled(x: Tensor, grid: Tensor) -> Tensor:
+def _sampled(x, grid):
     return F.grid_sample(x, grid, align_corners=False)
 
 
 # -- normalisation ---------------------------------------------------------------------------------
 
 
-def normalisation_table() -> list[Case]:
-    def no_statistics(x: Tensor) -> Any:
+def normalisation_table():
+    def no_statistics(x):
         return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
 
-    def with_statistics(name: str, *flags: Any) -> Call:
+    def with_statistics(name, *flags):
         function = getattr(aten, name)
 
-        def call(x: Tensor) -> Any:
+        def call(x):
             channels = x.shape[1]
             mean, variance = (
                 torch.zeros(channels, dtype=x.dtype),
@@ -876,23 +872,23 @@ def normalisation_table() -> list[Case]:
     ]
 
 
-def _group_norm(x: Tensor) -> Any:
+def _group_norm(x):
     return aten.native_group_norm(x, None, None, x.shape[0], x.shape[1], x[0, 0].numel(), 1, 1e-5)
 
 
-def _joined_group_norm(x: Tensor) -> Any:
+def _joined_group_norm(x):
     return aten.native_group_norm(x, None, None, 1, x.shape[0] * x.shape[1], x.shape[2], 1, 1e-5)
 
 
 # -- lookups ---------------------------------------------------------------------------------------
 
 
-def lookup_table() -> list[Case]:
+def lookup_table():
     ids, few = whole(0, 4), whole(0, 2)
     arange = torch.arange
     table = public(4, 5)
 
-    def bags(**flags: Any) -> Call:
+    def bags(**flags):
         return lambda i, w: F.embedding_bag(i, w, **flags)
 
     return [
@@ -1054,7 +1050,7 @@ def lookup_table() -> list[Case]:
     ]
 
 
-def index_table(ids: Draw, few: Draw) -> list[Case]:
+def index_table(ids, few):
     arange = torch.arange
     mask = torch.tensor([True, False, True, True])
     one = torch.tensor([2, 0])
@@ -1103,11 +1099,11 @@ def index_table(ids: Draw, few: Draw) -> list[Case]:
     ]
 
 
-def index_put_table(ids: Draw, few: Draw) -> list[Case]:
+def index_put_table(ids, few):
     arange = torch.arange
     one = torch.tensor([2, 0])
 
-    def written(*index: Any, add: bool = False) -> Call:
+    def written(*index, add=False):
         return lambda x, y: aten.index_put(x, list(index), y, add)
 
     rest = None
@@ -1154,7 +1150,7 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
 # -- attention and losses --------------------------------------------------------------------------
 
 
-def attention_table() -> list[Case]:
+def attention_table():
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     calls = {
         flash: getattr(aten, flash),
@@ -1202,7 +1198,7 @@ def attention_table() -> list[Case]:
     ]
 
 
-def loss_table() -> list[Case]:
+def loss_table():
     losses = {
         "mse_loss": F.mse_loss,
         "smooth_l1_loss": F.smooth_l1_loss,
@@ -1219,7 +1215,7 @@ def loss_table() -> list[Case]:
     for name, call in losses.items():
         for reduction in ("none", "mean", "sum"):
 
-            def reduced(x: Tensor, y: Tensor, call=call, reduction=reduction) -> Tensor:
+            def reduced(x, y, call=call, reduction=reduction):
                 return call(x, y, reduction=reduction)
 
             cases += [
@@ -1229,16 +1225,16 @@ def loss_table() -> list[Case]:
             ]
     labels = whole(0, 5)
 
-    def likelihood(**flags: Any) -> Call:
+    def likelihood(**flags):
         return lambda x, y: F.nll_loss(x, y, **flags)
 
     weights = torch.rand(5).double()
     for reduction in ("none", "mean", "sum"):
 
-        def margin(x: Tensor, y: Tensor, reduction: str = reduction) -> Tensor:
+        def margin(x, y, reduction=reduction):
             return F.multi_margin_loss(x, y, reduction=reduction)
 
-        def margins(x: Tensor, y: Tensor, reduction: str = reduction) -> Tensor:
+        def margins(x, y, reduction=reduction):
             return F.multilabel_margin_loss(x, y, reduction=reduction)
 
         cases += [
@@ -1379,23 +1375,23 @@ def loss_table() -> list[Case]:
     ]
 
 
-def _ctc(x: Tensor, y: Tensor) -> Tensor:
+def _ctc(x, y):
     return aten._ctc_loss(x.log_softmax(2), y, [6] * x.shape[1], [3] * x.shape[1])[0]
 
 
-def _ctc_with_lengths(x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
+def _ctc_with_lengths(x, y, lengths):
     return aten._ctc_loss(x.log_softmax(2), y, torch.full((N,), 6), lengths)[0]
 
 
-def _joined_ctc(x: Tensor, y: Tensor) -> Tensor:
+def _joined_ctc(x, y):
     return aten._ctc_loss(x.log_softmax(2), y.flatten(), [6] * N, [3] * N)[0]
 
 
 # -- totals ----------------------------------------------------------------------------------------
 
 
-def total_table() -> list[Case]:
-    def keeping(call: Call) -> Call:
+def total_table():
+    def keeping(call):
         return lambda x: call(x.sum())
 
     kept = {
@@ -1453,7 +1449,7 @@ def total_table() -> list[Case]:
 # -- public numbers that differ between the places of a batch --------------------------------------
 
 
-def place_table() -> list[Case]:
+def place_table():
     """Return calls in which a public operand has another row for each place, or the same row for
     all.
     """
@@ -1462,7 +1458,7 @@ def place_table() -> list[Case]:
     row = public(N, draw=whole(0, 2))
     q = rows(2, 4, 5)
     attention = aten._scaled_dot_product_flash_attention_for_cpu
-    calls: dict[str, tuple[Call, Operand, Operand]] = {
+    calls = {
         "add": (torch.add, rows(4), public(N, 4)),
         "add to public": (torch.add, public(N, 4), rows(4)),
         "add behind": (torch.add, batched(N, (4,), 1), public(N)),
@@ -1627,7 +1623,7 @@ TABLES = {
 
 
 @cache
-def checked(table: str) -> tuple[list[str], set[str]]:
+def checked(table):
     """Return the faults of a table and the names of the rules that it used."""
     seen = Seen()
     found = [fault for case in TABLES[table]() for fault in faults(case, seen)]

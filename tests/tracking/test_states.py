@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc.tracking import batch_rules as rule_table
@@ -22,7 +21,7 @@ from dpkfc.tracking.tracker import Tracker
 N, T, D = 3, 4, 2
 
 
-def follow_rows(*shape: int) -> tuple[Tracker, Tensor]:
+def follow_rows(*shape):
     """A tracker, and random rows of examples that it knows."""
     tracker, x = Tracker(shape[0]), torch.rand(*shape)
     tracker.set_state(x, BatchAxis(0))
@@ -526,7 +525,7 @@ def test_a_rule_of_the_user_decides_and_must_name_every_output(monkeypatch):
         assert all(isinstance(state, Unknown) for state in states[name])
 
 
-def test_examples_come_first_whatever_their_number_is() -> None:
+def test_examples_come_first_whatever_their_number_is():
     """The padding check compares the output of one example with that of two, by one axis."""
     x = torch.arange(6.0).view(2, 3)
     assert torch.equal(example_first(x, BatchAxis(1), 2), x.T)
@@ -535,19 +534,19 @@ def test_examples_come_first_whatever_their_number_is() -> None:
 class CollectedMeanwhile(dict[int, Any]):
     """A dictionary while whose items are read garbage is collected."""
 
-    def items(self) -> Any:
+    def items(self):
         for place, pair in enumerate(super().items()):
             if place == 1:
                 gc.collect()
             yield pair
 
 
-def test_a_collection_meanwhile_does_not_disturb_the_next_batch() -> None:
+def test_a_collection_meanwhile_does_not_disturb_the_next_batch():
     first = Tracker(2)
     first.declare_earlier_batches()
     for _ in range(5):
         x = torch.zeros(2)
-        cycle: list[Any] = [x]  # only a collection frees it
+        cycle = [x]  # only a collection frees it
         cycle.append(cycle)
         first.set_state(x, BatchAxis(0))
     del x, cycle

@@ -8,10 +8,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from tests.zoo.registry import (
-    Batch,
     Network,
     add_architecture,
     classify,
@@ -32,8 +31,8 @@ IMAGE = tensors((4, 4, 4))
 # -- torch's own modules ---------------------------------------------------------------------------
 
 
-def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _self_attention(batch_first, **options):
+    def forward(m, x):
         x = x if batch_first else x.transpose(0, 1)
         out, _ = m.attention(x, x, x, need_weights=options.get("need_weights", False))
         return m.head(out.mean(1 if batch_first else 0))
@@ -65,8 +64,8 @@ for _name, (_first, _options) in _MULTIHEAD.items():
 
 
 @register("attention", SEQUENCE, classify)
-def multihead_of_other_widths_with_masks_of_heads() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def multihead_of_other_widths_with_masks_of_heads():
+    def forward(m, x):
         mask = m.mask(x).transpose(1, 2).flatten(0, 1).unsqueeze(1).expand(-1, 4, -1)
         out, _ = m.attention(x, x[..., :3], x[..., 1:3], attn_mask=mask)
         return m.head(out.mean(1))
@@ -79,8 +78,8 @@ def multihead_of_other_widths_with_masks_of_heads() -> nn.Module:
     )
 
 
-def _encoder(batch_first: bool, norm_first: bool, activation: str) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _encoder(batch_first, norm_first, activation):
+    def forward(m, x):
         x = x if batch_first else x.transpose(0, 1)
         return m.head(m.encoder(x).mean(1 if batch_first else 0))
 
@@ -104,14 +103,14 @@ add_architecture(
 
 
 @register("attention", SEQUENCE, classify)
-def encoder_in_evaluation_mode() -> nn.Module:
+def encoder_in_evaluation_mode():
     """Torch's fast path must not be taken under a gradient."""
     return _encoder(True, False, "relu").eval()
 
 
 @register("attention", ragged(), classify)
-def encoder_with_padding_mask() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def encoder_with_padding_mask():
+    def forward(m, x, lengths):
         padded = torch.arange(x.shape[1]) >= lengths[:, None]
         h = m.encoder(x, src_key_padding_mask=padded)
         h = h.masked_fill(padded.unsqueeze(-1), 0.0)
@@ -126,8 +125,8 @@ def encoder_with_padding_mask() -> nn.Module:
 
 
 @register("attention", ragged(), classify)
-def encoder_with_padding_mask_sequence_first() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def encoder_with_padding_mask_sequence_first():
+    def forward(m, x, lengths):
         padded = torch.arange(x.shape[1]) >= lengths[:, None]
         return m.head(m.encoder(x.transpose(0, 1), src_key_padding_mask=padded)[0])
 
@@ -139,8 +138,8 @@ def encoder_with_padding_mask_sequence_first() -> nn.Module:
     )
 
 
-def _transformer(batch_first: bool) -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def _transformer(batch_first):
+    def forward(m, ids):
         x = m.embed(ids) + m.positions(torch.arange(ids.shape[1]))
         x = x if batch_first else x.transpose(0, 1)
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=x.dtype)
@@ -164,7 +163,7 @@ add_architecture(
 
 
 @register("attention", SEQUENCE, classify, is_random=True)
-def encoder_with_dropout() -> nn.Module:
+def encoder_with_dropout():
     return nn.Sequential(
         nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True),
         nn.Flatten(),
@@ -178,14 +177,12 @@ def encoder_with_dropout() -> nn.Module:
 class Attention(nn.Module):
     """Split heads, attend, merge; `fold` puts heads into the leading axis."""
 
-    def __init__(
-        self, d: int = 4, heads: int = 2, *, fold: bool = False, causal: bool = False
-    ) -> None:
+    def __init__(self, d=4, heads=2, *, fold=False, causal=False):
         super().__init__()
         self.heads, self.fold, self.causal = heads, fold, causal
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         n, t, d = x.shape
         q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         if self.fold:
@@ -201,8 +198,8 @@ class Attention(nn.Module):
         return self.out(h.view(n, self.heads, t, -1).transpose(1, 2).reshape(n, t, d))
 
 
-def _attended(attention: nn.Module) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _attended(attention):
+    def forward(m, x):
         return m.head((x + m.attention(x)).mean(1))
 
     return Network(forward, attention=attention, head=nn.Linear(4, 3))
@@ -218,8 +215,8 @@ add_architecture(
 
 
 @register("attention", SEQUENCE, classify)
-def scaled_dot_product_with_learnt_mask() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def scaled_dot_product_with_learnt_mask():
+    def forward(m, x):
         q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=m.bias)
         return m.head(h.transpose(1, 2).flatten(2).mean(1))
@@ -228,8 +225,8 @@ def scaled_dot_product_with_learnt_mask() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def attention_by_einsum_sequence_first() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def attention_by_einsum_sequence_first():
+    def forward(m, x):
         x = x.transpose(0, 1)
         q = torch.einsum("tnd,hdk->tnhk", x, m.q)
         k = torch.einsum("tnd,hdk->tnhk", x, m.k)
@@ -249,10 +246,10 @@ def attention_by_einsum_sequence_first() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def relative_bias_expanded_to_the_batch() -> nn.Module:
+def relative_bias_expanded_to_the_batch():
     """As in MPNet: `[t, t]` positions are expanded to the batch before they are added."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         t = torch.arange(x.shape[1])
         bias = m.bias((t[None] - t[:, None]).clamp(-2, 2) + 2).permute(2, 0, 1).unsqueeze(0)
         bias = bias.expand(x.shape[0], -1, -1, -1).contiguous()
@@ -264,10 +261,10 @@ def relative_bias_expanded_to_the_batch() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def disentangled_relative_positions() -> nn.Module:
+def disentangled_relative_positions():
     """As in DeBERTa: relative embeddings go through the projections of content."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         n, t, _ = x.shape
         places = torch.arange(t)
         index = (places[:, None] - places[None] + 3).expand(n, t, t)
@@ -289,8 +286,8 @@ def disentangled_relative_positions() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def transformer_xl_relative_shift() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def transformer_xl_relative_shift():
+    def forward(m, x):
         n, t, _ = x.shape
         r = m.r(m.sinusoids[:t])
         q, k, v = m.qkv(x).chunk(3, -1)
@@ -311,8 +308,8 @@ def transformer_xl_relative_shift() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def latents_projected_before_they_meet_an_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def latents_projected_before_they_meet_an_example():
+    def forward(m, x):
         q = m.q(m.norm(m.latents))
         k, v = m.kv(x).chunk(2, -1)
         h = torch.einsum("ld,ntd->nlt", q, k).softmax(-1) @ v
@@ -329,15 +326,15 @@ def latents_projected_before_they_meet_an_example() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def set_transformer_induced_points() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def set_transformer_induced_points():
+    def forward(m, x):
         n = x.shape[0]
         h, _ = m.first(m.points.repeat(n, 1, 1), x, x)
         y, _ = m.second(x, h, h)
         pooled, _ = m.pool(m.seed.expand(n, -1, -1), y, y)
         return m.head(pooled.squeeze(1))
 
-    def layer() -> nn.Module:
+    def layer():
         return nn.MultiheadAttention(4, 2, batch_first=True)
 
     return Network(
@@ -352,8 +349,8 @@ def set_transformer_induced_points() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def slot_attention() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def slot_attention():
+    def forward(m, x):
         n = x.shape[0]
         slots = m.slots.expand(n, -1, -1)
         k, v = m.k(x), m.v(x)
@@ -376,8 +373,8 @@ def slot_attention() -> nn.Module:
 
 
 @register("attention", SEQUENCE, classify)
-def fourier_mixing_as_in_fnet() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def fourier_mixing_as_in_fnet():
+    def forward(m, x):
         x = m.norm(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
         return m.head(F.gelu(m.up(x)).mean(1))
 
@@ -388,8 +385,8 @@ def fourier_mixing_as_in_fnet() -> nn.Module:
 
 
 @register("vision attention", IMAGE, classify)
-def vit_with_class_token() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def vit_with_class_token():
+    def forward(m, x):
         patches = m.patches(x).flatten(2).transpose(1, 2)
         token = m.token.expand(x.shape[0], -1, -1)
         h = torch.cat([token, patches], dim=1) + m.positions
@@ -408,8 +405,8 @@ def vit_with_class_token() -> nn.Module:
 
 
 @register("vision attention", IMAGE, classify)
-def vit_positions_interpolated() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def vit_positions_interpolated():
+    def forward(m, x):
         positions = F.interpolate(m.positions, size=(4, 4), mode="bicubic", align_corners=False)
         h = (m.patches(x) + positions).flatten(2).transpose(1, 2)
         return m.head((h + m.attention(h)).mean(1))
@@ -428,7 +425,7 @@ class WindowAttention(nn.Module):
     rolled windows are masked.
     """
 
-    def __init__(self, shift: int) -> None:
+    def __init__(self, shift):
         super().__init__()
         self.shift = shift
         self.attention = Attention(fold=False)
@@ -444,15 +441,15 @@ class WindowAttention(nn.Module):
         self.register_buffer("mask", (windows[:, None] != windows[:, :, None]) * -100.0)
 
     @staticmethod
-    def partition(x: Tensor) -> Tensor:
+    def partition(x):
         n, h, w, c = x.shape
         return x.view(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)
 
     @staticmethod
-    def merge(windows: Tensor, n: int) -> Tensor:
+    def merge(windows, n):
         return windows.view(n, 2, 2, 2, 2, -1).permute(0, 1, 3, 2, 4, 5).reshape(n, 4, 4, -1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.shift:
             x = torch.roll(x, shifts=(-self.shift, -self.shift), dims=(1, 2))
         windows = self.partition(x)
@@ -472,8 +469,8 @@ class WindowAttention(nn.Module):
         return torch.roll(x, shifts=(self.shift, self.shift), dims=(1, 2)) if self.shift else x
 
 
-def _windows(*shifts: int) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _windows(*shifts):
+    def forward(m, x):
         h = m.embed(x).permute(0, 2, 3, 1)
         for block, norm in zip(m.blocks, m.norms, strict=True):
             h = h + block(norm(h))
@@ -498,8 +495,8 @@ add_architecture(
 
 
 @register("vision attention", tensors((2, 4, 3, 3)), classify)
-def video_transformer_space_then_time() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def video_transformer_space_then_time():
+    def forward(m, x):
         n, f = x.shape[:2]
         h = m.embed(x.flatten(0, 1)).flatten(2).transpose(1, 2)
         h = h + m.space(h)
@@ -512,7 +509,7 @@ def video_transformer_space_then_time() -> nn.Module:
     )
 
 
-def _images_and_noise(n: int) -> Batch:
+def _images_and_noise(n):
     g = generator_of(n)
     return (
         normal(n, 4, 4, 4, generator=g),
@@ -522,8 +519,8 @@ def _images_and_noise(n: int) -> Batch:
 
 
 @register("vision attention", _images_and_noise, classify)
-def masked_autoencoder_sorted_by_noise() -> nn.Module:
-    def forward(m: Network, x: Tensor, noise: Tensor) -> Tensor:
+def masked_autoencoder_sorted_by_noise():
+    def forward(m, x, noise):
         patches = m.patches(x).flatten(2).transpose(1, 2)
         order = noise.argsort(dim=1)
         back = order.argsort(dim=1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations
 
 from tests.zoo.registry import (
@@ -24,7 +24,7 @@ IMAGE = tensors((2, 6, 6))
 VOLUME = tensors((1, 4, 4, 4))
 
 
-def _pooled(layer: nn.Module, channels: int, *more: nn.Module) -> nn.Module:
+def _pooled(layer, channels, *more):
     return nn.Sequential(
         layer, nn.ReLU(), *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)
     )
@@ -53,15 +53,15 @@ for _name, (_build, _channels) in _LAYERS.items():
 
 
 @register("cnn", VOLUME, classify)
-def conv3d_stack() -> nn.Module:
+def conv3d_stack():
     return nn.Sequential(
         nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(3), nn.Flatten(), nn.Linear(3, 3)
     )
 
 
 @register("cnn", IMAGE, classify)
-def conv2d_functional() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def conv2d_functional():
+    def forward(m, x):
         h = F.conv2d(x, m.kernel, m.bias, padding=1)
         return m.head(h.relu().mean((2, 3)))
 
@@ -69,9 +69,9 @@ def conv2d_functional() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify)
-def weight_standardisation_by_subclass() -> nn.Module:
+def weight_standardisation_by_subclass():
     class StandardisedConv(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             w = self.weight
             w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-3)
             return F.conv2d(x, w, self.bias)
@@ -94,12 +94,12 @@ for _name, _norm in _NORMS.items():
 
 
 @register("cnn", IMAGE, classify)
-def group_norm_by_batch_norm_trick() -> nn.Module:
+def group_norm_by_batch_norm_trick():
     """Instance normalisation as torch computes it: examples folded into the channels of a batch
     norm.
     """
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = m.conv(x)
         folded = h.reshape(1, -1, *h.shape[2:])
         h = F.batch_norm(folded, None, None, training=True).view_as(h)
@@ -109,15 +109,15 @@ def group_norm_by_batch_norm_trick() -> nn.Module:
 
 
 @register("cnn", targets((1, 4, 4), (1, 8, 8)), regress)
-def pixel_shuffle_super_resolution() -> nn.Module:
+def pixel_shuffle_super_resolution():
     return nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.PixelShuffle(2)
     )
 
 
 @register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
-def unfold_and_fold() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def unfold_and_fold():
+    def forward(m, x):
         patches = F.unfold(x, 3, padding=1)
         patches = torch.tanh(m.mix(patches.transpose(1, 2))).transpose(1, 2)
         return F.fold(patches, (6, 6), 3, padding=1)
@@ -126,8 +126,8 @@ def unfold_and_fold() -> nn.Module:
 
 
 @register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
-def max_pooling_with_indices_and_unpooling() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def max_pooling_with_indices_and_unpooling():
+    def forward(m, x):
         h, places = F.max_pool2d(m.a(x), 2, return_indices=True)
         return m.b(F.max_unpool2d(torch.tanh(h), places, 2))
 
@@ -135,8 +135,8 @@ def max_pooling_with_indices_and_unpooling() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify)
-def spatial_transformer() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def spatial_transformer():
+    def forward(m, x):
         theta = m.locate(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, dtype=x.dtype)
         grid = F.affine_grid(theta, list(x.shape), align_corners=False)
         return m.head(F.relu(m.conv(F.grid_sample(x, grid, align_corners=False))).mean((2, 3)))
@@ -145,12 +145,12 @@ def spatial_transformer() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify)
-def dynamic_convolution_by_groups() -> nn.Module:
+def dynamic_convolution_by_groups():
     """Kernels of each example, applied by one grouped convolution with the batch folded into the
     channels.
     """
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         n = x.shape[0]
         kernels = m.kernels(x.mean((2, 3))).view(n * 3, 2, 2, 2)
         h = F.conv2d(x.reshape(1, n * 2, 6, 6), kernels, groups=n).view(n, 3, 5, 5)
@@ -160,10 +160,10 @@ def dynamic_convolution_by_groups() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify)
-def layers_run_on_a_learnt_image() -> nn.Module:
+def layers_run_on_a_learnt_image():
     """A generator branch whose input is public meets the examples by a product."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         style = m.up(m.seed).relu()
         return m.head((m.conv(x) * style).mean((2, 3)))
 
@@ -177,7 +177,7 @@ def layers_run_on_a_learnt_image() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify, is_random=True)
-def spatial_dropout() -> nn.Module:
+def spatial_dropout():
     return nn.Sequential(
         nn.Conv2d(2, 6, 3),
         nn.ReLU(),
@@ -189,8 +189,8 @@ def spatial_dropout() -> nn.Module:
 
 
 @register("cnn", IMAGE, classify)
-def channels_last_network() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def channels_last_network():
+    def forward(m, x):
         h = m.conv(x.contiguous(memory_format=torch.channels_last)).relu()
         return m.head(h.permute(0, 2, 3, 1).reshape(x.shape[0], -1))
 
@@ -201,8 +201,8 @@ def channels_last_network() -> nn.Module:
 
 
 @register("folded", tensors((3, 2, 5, 5)), classify)
-def frames_folded_into_the_batch() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def frames_folded_into_the_batch():
+    def forward(m, x):
         n, frames = x.shape[:2]
         h = m.conv(x.flatten(0, 1)).relu().mean((2, 3))
         return m.head(h.view(n, frames, -1).mean(1))
@@ -211,8 +211,8 @@ def frames_folded_into_the_batch() -> nn.Module:
 
 
 @register("folded", tensors((3, 2, 5, 5)), classify)
-def frames_folded_frame_first() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def frames_folded_frame_first():
+    def forward(m, x):
         n, frames = x.shape[:2]
         h = m.conv(x.transpose(0, 1).reshape(-1, 2, 5, 5)).relu().mean((2, 3))
         return m.head(h.view(frames, n, -1).amax(0))
@@ -221,8 +221,8 @@ def frames_folded_frame_first() -> nn.Module:
 
 
 @register("folded", tensors((3, 2, 5, 5)), classify)
-def frames_with_temporal_shift() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def frames_with_temporal_shift():
+    def forward(m, x):
         n, t = x.shape[:2]
         h = m.conv(x.reshape(n * t, 2, 5, 5))
         h = h.view(n, t, 4, 3, 3)
@@ -236,8 +236,8 @@ def frames_with_temporal_shift() -> nn.Module:
 
 
 @register("folded", tensors((1, 6, 6)), classify)
-def patches_folded_into_the_batch() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def patches_folded_into_the_batch():
+    def forward(m, x):
         n = x.shape[0]
         patches = x.view(n, 1, 2, 3, 2, 3).permute(0, 2, 4, 1, 3, 5).reshape(-1, 1, 3, 3)
         h = m.conv(patches).relu().flatten(1)
@@ -247,8 +247,8 @@ def patches_folded_into_the_batch() -> nn.Module:
 
 
 @register("folded", tensors((6,)), classify)
-def inputs_expanded_for_candidates() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def inputs_expanded_for_candidates():
+    def forward(m, x):
         n = x.shape[0]
         a = x[:, None].expand(n, 3, 6)
         b = m.candidates[None].expand(n, -1, -1)
@@ -258,10 +258,10 @@ def inputs_expanded_for_candidates() -> nn.Module:
 
 
 @register("folded", tensors((4, 4, 2)), classify)
-def rows_then_columns_as_batch() -> nn.Module:
+def rows_then_columns_as_batch():
     """Axial mixing: lines and then columns of a grid are folded into the leading axis."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         n = x.shape[0]
         lines, _ = m.lines(x.reshape(n * 4, 4, 2))
         h = lines.view(n, 4, 4, 3).transpose(1, 2).reshape(n * 4, 4, 3)
@@ -277,10 +277,10 @@ def rows_then_columns_as_batch() -> nn.Module:
 
 
 @register("folded", tensors((3, 3)), classify)
-def fold_factor_equals_the_batch() -> nn.Module:
+def fold_factor_equals_the_batch():
     """Three positions of three features: at some batch sizes every axis has one length."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         n = x.shape[0]
         h = torch.tanh(m.up(x.transpose(0, 1).reshape(-1, 3)))
         return m.head(h.view(3, n, 3).transpose(0, 1).transpose(1, 2)).sum(1)

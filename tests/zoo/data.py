@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
@@ -15,7 +12,6 @@ from tests.zoo.registry import (
     MIXING,
     SOUND,
     UNCLEAR,
-    Batch,
     Network,
     add_architecture,
     classify,
@@ -29,11 +25,11 @@ VECTORS = vectors()
 IMAGES = tensors((1, 4, 4))
 
 
-def _mlp() -> nn.Module:
+def _mlp():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def _cnn() -> nn.Module:
+def _cnn():
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
 
 
@@ -41,15 +37,15 @@ def _cnn() -> nn.Module:
 
 
 def _augmented(
-    name: str,
-    kind: str,
-    change: Callable[[Tensor], Tensor],
+    name,
+    kind,
+    change,
     *,
-    build: Callable[[], nn.Module] = _mlp,
-    batch: Callable[[int], Batch] = VECTORS,
-    size: int = 5,
-    is_random: bool = False,
-) -> None:
+    build=_mlp,
+    batch=VECTORS,
+    size=5,
+    is_random=False,
+):
     """Register a model whose inputs go through a function of the batch."""
     name = f"mixes_augment_{name}" if kind == MIXING else f"augment_{name}"
     size_or_none = size if kind == MIXING else None
@@ -66,22 +62,22 @@ def _augmented(
     )
 
 
-def _half(x: Tensor) -> Tensor:
+def _half(x):
     n = len(x) // 2
     return torch.cat([x[:n], 0.6 * x[n : 2 * n] + 0.4 * x[:n], x[2 * n :]])
 
 
-def _half_at_random(x: Tensor) -> Tensor:
+def _half_at_random(x):
     n, weight = len(x) // 2, torch.rand((), dtype=x.dtype)
     return torch.cat([x[:n], (1 - weight) * x[n : 2 * n] + weight * x[:n], x[2 * n :]])
 
 
-def _flipped_by_row(x: Tensor) -> Tensor:
+def _flipped_by_row(x):
     chosen = torch.rand(len(x), 1, 1, 1) < 0.5
     return torch.where(chosen, x.flip(-1), x)
 
 
-def _cropped_by_row(x: Tensor) -> Tensor:
+def _cropped_by_row(x):
     padded = F.pad(x, (1, 1, 1, 1))
     places = torch.randint(0, 3, (len(x), 2)).tolist()
     return torch.stack(
@@ -134,7 +130,7 @@ _augmented(
 )
 
 
-def _labels_of_the_first_half(rows: Batch) -> Batch:
+def _labels_of_the_first_half(rows):
     x, y = rows
     n = len(y) // 2
     return x, torch.cat([y[:n], (y[n : 2 * n] + y[:n]) % 3, y[2 * n :]])
@@ -156,15 +152,15 @@ add_architecture(
 
 
 def _collated(
-    name: str,
-    kind: str,
-    collate: Callable[[list[Any]], Batch],
+    name,
+    kind,
+    collate,
     *,
-    build: Callable[[], nn.Module] = _mlp,
-    batch: Callable[[int], Batch] = VECTORS,
-    loss_fn: Callable[[nn.Module, Batch], Tensor] = classify,
-    size: int = 5,
-) -> None:
+    build=_mlp,
+    batch=VECTORS,
+    loss_fn=classify,
+    size=5,
+):
     """Register a model whose batches are made by a collate function of its own."""
     name = f"mixes_collate_{name}" if kind == MIXING else f"collate_{name}"
     add_architecture(
@@ -179,42 +175,42 @@ def _collated(
     )
 
 
-def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[list[Any]], Batch]:
-    def collate(rows: list[Any]) -> Batch:
+def _changed(change):
+    def collate(rows):
         x, y = stack_rows(rows)
         return change(x), y
 
     return collate
 
 
-def _cut(rows: list[Any]) -> list[tuple[Tensor, Tensor]]:
+def _cut(rows):
     return [(x[:length], label) for x, length, label in rows]
 
 
-def _padded_with_mask(rows: list[Any]) -> Batch:
+def _padded_with_mask(rows):
     cut = _cut(rows)
     x = pad_sequence([x for x, _ in cut], batch_first=True)
     lengths = torch.tensor([len(x) for x, _ in cut])
     return x, torch.arange(x.shape[1]) < lengths[:, None], torch.stack([y for _, y in cut])
 
 
-def _padded_sequence_first(rows: list[Any]) -> Batch:
+def _padded_sequence_first(rows):
     cut = _cut(rows)
     x = pad_sequence([x for x, _ in cut])
     lengths = torch.tensor([len(x) for x, _ in cut])
     return x, (torch.arange(x.shape[0]) < lengths[:, None]).T, torch.stack([y for _, y in cut])
 
 
-def _padded_without_mask(rows: list[Any]) -> Batch:
+def _padded_without_mask(rows):
     cut = _cut(rows)
     return pad_sequence([x for x, _ in cut], batch_first=True), torch.stack([y for _, y in cut])
 
 
-def _sorted_by_length(rows: list[Any]) -> Batch:
+def _sorted_by_length(rows):
     return _padded_with_mask(sorted(rows, key=lambda row: -int(row[1])))
 
 
-def _joined_with_offsets(rows: list[Any]) -> Batch:
+def _joined_with_offsets(rows):
     """All sequences in one row, with the place where each begins."""
     cut = _cut(rows)
     lengths = torch.tensor([len(x) for x, _ in cut])
@@ -222,28 +218,28 @@ def _joined_with_offsets(rows: list[Any]) -> Batch:
     return torch.cat([x for x, _ in cut]), owner, torch.stack([y for _, y in cut])
 
 
-def _with_positions(rows: list[Any]) -> Batch:
+def _with_positions(rows):
     x, y = stack_rows(rows)
     return x, torch.linspace(0, 1, 4, dtype=x.dtype), y
 
 
-def _masked_mean() -> nn.Module:
-    def forward(m: Network, x: Tensor, mask: Tensor) -> Tensor:
+def _masked_mean():
+    def forward(m, x, mask):
         h = torch.tanh(m.inner(x)) * mask.unsqueeze(-1)
         return m.head(h.sum(1) / mask.sum(1, keepdim=True))
 
     return Network(forward, inner=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _masked_mean_sequence_first() -> nn.Module:
-    def forward(m: Network, x: Tensor, mask: Tensor) -> Tensor:
+def _masked_mean_sequence_first():
+    def forward(m, x, mask):
         h = torch.tanh(m.inner(x)) * mask.unsqueeze(-1)
         return m.head(h.sum(0) / mask.sum(0).unsqueeze(-1))
 
     return Network(forward, inner=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _mean_with_padding() -> nn.Module:
+def _mean_with_padding():
     return Network(
         lambda m, x: m.head(torch.tanh(m.inner(x)).mean(1)),
         inner=nn.Linear(4, 5),
@@ -251,19 +247,19 @@ def _mean_with_padding() -> nn.Module:
     )
 
 
-def _pooled_by_owner(model: nn.Module, batch: Batch) -> Tensor:
+def _pooled_by_owner(model, batch):
     x, owner, y = batch
     h = torch.tanh(model.inner(x))
     pooled = torch.zeros(len(y), 5, dtype=x.dtype).index_add(0, owner, h)
     return F.cross_entropy(model.head(pooled), y, reduction="none")
 
 
-def _parts() -> nn.Module:
+def _parts():
     return Network(lambda m, x: m.head(m.inner(x)), inner=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _positioned() -> nn.Module:
-    def forward(m: Network, x: Tensor, positions: Tensor) -> Tensor:
+def _positioned():
+    def forward(m, x, positions):
         return m.head(torch.tanh(m.inner(x) + m.places(positions)))
 
     return Network(forward, inner=nn.Linear(4, 4), places=nn.Linear(4, 4), head=nn.Linear(4, 3))
@@ -301,10 +297,10 @@ _collated("rows_in_another_order_than_labels", MIXING, _changed(lambda x: x.flip
 # -- extreme records -------------------------------------------------------------------------------
 
 
-def _with_an_outlier(value: float) -> Callable[[int], Batch]:
+def _with_an_outlier(value):
     """Make batches whose third and last rows hold an extreme number."""
 
-    def batch(n: int) -> Batch:
+    def batch(n):
         x, y = VECTORS(n)
         x[2::3, 1] = value
         return x, y
@@ -312,7 +308,7 @@ def _with_an_outlier(value: float) -> Callable[[int], Batch]:
     return batch
 
 
-def _rectified() -> nn.Module:
+def _rectified():
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
 
 

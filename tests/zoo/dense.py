@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.zoo.registry import (
@@ -39,7 +37,7 @@ ACTIVATIONS = {
 }
 
 
-def _activated(activation: nn.Module) -> nn.Module:
+def _activated(activation):
     return nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 3))
 
 
@@ -50,28 +48,28 @@ for _name, _activation in ACTIVATIONS.items():
 
 
 @register("activations", vectors(), classify)
-def prelu_per_channel() -> nn.Module:
+def prelu_per_channel():
     return nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3))
 
 
 @register("activations", vectors(), classify)
-def glu_module() -> nn.Module:
+def glu_module():
     return nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 3))
 
 
 @register("mlp", vectors(), classify)
-def logistic_regression() -> nn.Module:
+def logistic_regression():
     return nn.Linear(4, 3)
 
 
 @register("mlp", vectors(d=5), classify)
-def width_equals_batch() -> nn.Module:
+def width_equals_batch():
     return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 @register("mlp", vectors(), classify)
-def residual_in_place() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def residual_in_place():
+    def forward(m, x):
         h = m.up(x)
         h += torch.tanh(m.mid(h.clone()))
         h *= 0.5
@@ -82,32 +80,32 @@ def residual_in_place() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def layer_norm_mlp() -> nn.Module:
+def layer_norm_mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
 
 
 @register("mlp", vectors(), classify)
-def frozen_batch_norm() -> nn.Module:
+def frozen_batch_norm():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval().requires_grad_(False)
     return model
 
 
 @register("mlp", vectors(), classify)
-def batch_norm_in_eval_mode_with_gain() -> nn.Module:
+def batch_norm_in_eval_mode_with_gain():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval()
     return model
 
 
 @register("mlp", vectors(), classify, is_random=True)
-def dropout_mlp() -> nn.Module:
+def dropout_mlp():
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
 
 
 @register("mlp", vectors(), classify, is_random=True)
-def stochastic_depth() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def stochastic_depth():
+    def forward(m, x):
         h = m.up(x)
         kept = (torch.rand(h.shape[0], 1) < 0.8).to(h)
         return m.head(h + kept * torch.tanh(m.mid(h)) / 0.8)
@@ -116,7 +114,7 @@ def stochastic_depth() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def frozen_in_the_middle_bias_only() -> nn.Module:
+def frozen_in_the_middle_bias_only():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
     for name, p in model.named_parameters():
         p.requires_grad_(name.endswith("bias"))
@@ -124,8 +122,8 @@ def frozen_in_the_middle_bias_only() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def backbone_without_gradient() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def backbone_without_gradient():
+    def forward(m, x):
         with torch.no_grad():
             h = torch.tanh(m.body(x))
         return m.head(h)
@@ -136,16 +134,16 @@ def backbone_without_gradient() -> nn.Module:
 
 
 @register("mlp", vectors(), classify, kind=UNCLEAR)
-def unused_parameters() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def unused_parameters():
+    def forward(m, x):
         return m.head(x)
 
     return Network(forward, head=nn.Linear(4, 3), unused=nn.Linear(3, 3), spare=parameter(2))
 
 
 @register("mlp", vectors(), classify)
-def float32_inside() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def float32_inside():
+    def forward(m, x):
         h = m.up(x)
         scale = h.float().abs().mean(-1, keepdim=True).clamp(min=0.1)
         return m.head(h / scale.double())
@@ -154,32 +152,32 @@ def float32_inside() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def normalised_weights_by_hand() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def normalised_weights_by_hand():
+    def forward(m, x):
         return F.linear(x, F.normalize(m.weight, dim=1), m.bias)
 
     return Network(forward, weight=parameter(3, 4), bias=parameter(3))
 
 
 @register("mlp", vectors(), classify)
-def bilinear_module() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def bilinear_module():
+    def forward(m, x):
         return m.pair(x[:, :2], torch.tanh(m.up(x)))
 
     return Network(forward, up=nn.Linear(4, 3), pair=nn.Bilinear(2, 3, 3))
 
 
 @register("mlp", vectors(), classify)
-def low_rank_products() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def low_rank_products():
+    def forward(m, x):
         return x @ (m.a @ m.b) + m.bias
 
     return Network(forward, a=parameter(4, 2), b=parameter(2, 3), bias=parameter(3))
 
 
 @register("mlp", vectors(), classify)
-def addmm_layers() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def addmm_layers():
+    def forward(m, x):
         h = torch.addmm(m.b1, x, m.w1).tanh()
         return torch.addmm(m.b2, h, m.w2, beta=0.5, alpha=2.0)
 
@@ -189,10 +187,10 @@ def addmm_layers() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def matrix_on_the_left() -> nn.Module:
+def matrix_on_the_left():
     """Features first inside: weights `[d, d]` times inputs `[d, n]`."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = torch.tanh(m.w1 @ x.T + m.b1[:, None])
         return (m.w2 @ h).T
 
@@ -200,8 +198,8 @@ def matrix_on_the_left() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def tensordot_layers() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def tensordot_layers():
+    def forward(m, x):
         h = torch.tensordot(x.view(-1, 2, 2), m.w, dims=([1, 2], [1, 2]))
         return torch.tensordot(h.tanh(), m.v, dims=1)
 
@@ -209,8 +207,8 @@ def tensordot_layers() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def shared_layer_thrice() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def shared_layer_thrice():
+    def forward(m, x):
         h = x
         for _ in range(3):
             h = torch.tanh(m.shared(h)) + x
@@ -220,33 +218,33 @@ def shared_layer_thrice() -> nn.Module:
 
 
 @register("mlp", vectors(), classify)
-def one_parameter_in_two_modules() -> nn.Module:
+def one_parameter_in_two_modules():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     model[2].weight = model[0].weight
     return model
 
 
 @register("mlp", targets((6,), (6,)), regress)
-def tied_autoencoder() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def tied_autoencoder():
+    def forward(m, x):
         return F.linear(torch.tanh(m.encode(x)), m.encode.weight.t(), m.bias)
 
     return Network(forward, encode=nn.Linear(6, 3), bias=parameter(6))
 
 
 @register("mlp", vectors(), classify)
-def scalar_temperature_of_shape_one() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def scalar_temperature_of_shape_one():
+    def forward(m, x):
         return m.head(x) * m.temperature + m.shift.squeeze()
 
     return Network(forward, head=nn.Linear(4, 3), temperature=parameter(1), shift=parameter(1, 1))
 
 
 @register("mlp", vectors(), classify)
-def ensemble_by_batched_products() -> nn.Module:
+def ensemble_by_batched_products():
     """Several members at once: weights `[members, d, k]`, inputs expanded over members."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = torch.baddbmm(m.b1, x.expand(3, -1, -1), m.w1).tanh()
         return torch.bmm(h, m.w2).mean(0)
 
@@ -254,8 +252,8 @@ def ensemble_by_batched_products() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def features_topk_and_scatter() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def features_topk_and_scatter():
+    def forward(m, x):
         h = m.up(x)
         values, places = h.topk(2, dim=-1)
         sparse = torch.zeros_like(h).scatter(-1, places, values)
@@ -265,8 +263,8 @@ def features_topk_and_scatter() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def pieces_by_split_unbind_stack() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def pieces_by_split_unbind_stack():
+    def forward(m, x):
         a, b = x.split([2, 4], dim=1)
         b1, b2 = b.view(-1, 2, 2).unbind(1)
         h = torch.stack([m.one(a), m.two(b1), m.one(b2)], dim=1)
@@ -276,8 +274,8 @@ def pieces_by_split_unbind_stack() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def cumulative_features() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def cumulative_features():
+    def forward(m, x):
         h = m.up(x)
         return m.head(h.cumsum(1) + torch.logcumsumexp(h, 1) + h.flip(1).roll(1, dims=1))
 
@@ -285,8 +283,8 @@ def cumulative_features() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def vector_quantisation() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def vector_quantisation():
+    def forward(m, x):
         h = m.up(x)
         nearest = torch.cdist(h, m.codes.weight).argmin(1)
         q = m.codes(nearest)
@@ -296,8 +294,8 @@ def vector_quantisation() -> nn.Module:
 
 
 @register("mlp", vectors(d=6), classify)
-def complex_spectrum() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def complex_spectrum():
+    def forward(m, x):
         spectrum = torch.fft.rfft(m.up(x), dim=-1)
         filtered = spectrum * torch.view_as_complex(m.filter)
         return m.head(torch.fft.irfft(filtered, n=6, dim=-1))
@@ -306,8 +304,8 @@ def complex_spectrum() -> nn.Module:
 
 
 @register("mlp", vectors(d=4), classify)
-def matrix_functions_per_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def matrix_functions_per_example():
+    def forward(m, x):
         a = m.up(x).view(-1, 2, 2)
         a = a @ a.transpose(1, 2) + 2 * torch.eye(2, dtype=a.dtype)
         solved = torch.linalg.solve(a, x.view(-1, 2, 2))
@@ -325,24 +323,24 @@ def matrix_functions_per_example() -> nn.Module:
 
 
 @register("parametrized", vectors(), classify)
-def weight_norm_new() -> nn.Module:
+def weight_norm_new():
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
 
 
 @register("parametrized", vectors(), classify)
-def orthogonal_weights() -> nn.Module:
+def orthogonal_weights():
     return nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 3))
 
 
 @register("parametrized", vectors(), classify)
-def spectral_norm_in_eval_mode() -> nn.Module:
+def spectral_norm_in_eval_mode():
     model = nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
     )
     return model.eval()
 
 
-def _old(function: Callable[..., nn.Module], *args: Any) -> nn.Module:
+def _old(function, *args):
     """Apply a function that torch calls deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -368,20 +366,20 @@ for _name, _build in _COMPUTED.items():
 
 
 class _Symmetric(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.triu() + x.triu(1).transpose(-1, -2)
 
 
 @register("parametrized", vectors(), classify)
-def symmetric_weights() -> nn.Module:
+def symmetric_weights():
     layer = nn.Linear(4, 4)
     parametrize.register_parametrization(layer, "weight", _Symmetric())
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
 
 
 @register("parametrized", vectors(), classify)
-def lora_merged_weight() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def lora_merged_weight():
+    def forward(m, x):
         return m.head(F.linear(x, m.base + m.b @ m.a))
 
     frozen = torch.randn(5, 4)
@@ -391,24 +389,24 @@ def lora_merged_weight() -> nn.Module:
 
 
 @register("parametrized", vectors(), classify)
-def child_weight_read_by_parent() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def child_weight_read_by_parent():
+    def forward(m, x):
         return m.head(torch.tanh(F.linear(x, m.fc.weight, m.fc.bias)))
 
     return Network(forward, fc=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 @register("parametrized", vectors(), classify)
-def child_called_and_its_weight_read() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def child_called_and_its_weight_read():
+    def forward(m, x):
         return m.head(torch.tanh(m.fc(x)) @ m.fc.weight)
 
     return Network(forward, fc=nn.Linear(4, 5), head=nn.Linear(4, 3))
 
 
 @register("parametrized", vectors(), classify)
-def weight_decay_in_the_loss_of_each_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def weight_decay_in_the_loss_of_each_example():
+    def forward(m, x):
         return m.fc(x) + 0.1 * m.fc.weight.square().sum()
 
     return Network(forward, fc=nn.Linear(4, 3))

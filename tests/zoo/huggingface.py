@@ -4,14 +4,10 @@ is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from tests.zoo.registry import Batch, Loss, add_architecture, generator_of, normal
+from tests.zoo.registry import add_architecture, generator_of, normal
 
 T, V = 6, 23
 FLOAT32_INSIDE = 2e-5
@@ -21,7 +17,7 @@ UNUSED = ("embeddings.mask_token", "masked_spec_embed", "bert.pooler.weight", "b
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def plain_tokens(n: int) -> Batch:
+def plain_tokens(n):
     """Token ids without padding and a label."""
     g = generator_of(n)
     return {
@@ -30,7 +26,7 @@ def plain_tokens(n: int) -> Batch:
     }
 
 
-def padded_tokens(n: int) -> Batch:
+def padded_tokens(n):
     """Right-padded token ids with their mask and a label."""
     batch = plain_tokens(n)
     lengths = torch.randint(2, T + 1, (n,), generator=generator_of(n + 50))
@@ -42,25 +38,25 @@ def padded_tokens(n: int) -> Batch:
     }
 
 
-def plain_text(n: int) -> Batch:
+def plain_text(n):
     """Token ids that are their own labels."""
     ids = plain_tokens(n)["input_ids"]
     return {"input_ids": ids, "labels": ids}
 
 
-def padded_text(n: int) -> Batch:
+def padded_text(n):
     """Right-padded token ids whose labels leave padding out."""
     batch = padded_tokens(n)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     return {**batch, "labels": labels}
 
 
-def left_padded_text(n: int) -> Batch:
+def left_padded_text(n):
     """Left-padded token ids whose labels leave padding out."""
     return {name: x.flip(1) for name, x in padded_text(n).items()}
 
 
-def translations(n: int) -> Batch:
+def translations(n):
     """Source and target token ids."""
     batch = padded_tokens(n)
     target = torch.randint(3, V, (n, 4), generator=generator_of(n + 70))
@@ -69,7 +65,7 @@ def translations(n: int) -> Batch:
     return {**batch, "labels": target}
 
 
-def choices(n: int) -> Batch:
+def choices(n):
     """Three candidates of token ids for each example."""
     g = generator_of(n)
     return {
@@ -78,7 +74,7 @@ def choices(n: int) -> Batch:
     }
 
 
-def pictures(n: int, size: int = 8, channels: int = 3) -> Batch:
+def pictures(n, size=8, channels=3):
     """Small images and a label."""
     g = generator_of(n)
     return {
@@ -87,7 +83,7 @@ def pictures(n: int, size: int = 8, channels: int = 3) -> Batch:
     }
 
 
-def spectrograms(n: int) -> Batch:
+def spectrograms(n):
     """Log-mel features of 8 frames and target token ids."""
     g = generator_of(n)
     ids = torch.randint(3, V, (n, 4), generator=g)
@@ -98,7 +94,7 @@ def spectrograms(n: int) -> Batch:
     }
 
 
-def waveforms(n: int) -> Batch:
+def waveforms(n):
     """Raw audio of 64 samples and a label."""
     g = generator_of(n)
     return {
@@ -107,7 +103,7 @@ def waveforms(n: int) -> Batch:
     }
 
 
-def videos(n: int) -> Batch:
+def videos(n):
     """Two frames of small images and a label."""
     g = generator_of(n)
     return {
@@ -119,16 +115,16 @@ def videos(n: int) -> Batch:
 # -- losses ----------------------------------------------------------------------------------------
 
 
-def _inputs(batch: Batch) -> dict[str, Tensor]:
+def _inputs(batch):
     return {name: x for name, x in batch.items() if name != "labels"}
 
 
-def loss_of_class(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of_class(model, batch):
     """Cross-entropy of one label an example."""
     return F.cross_entropy(model(**_inputs(batch)).logits, batch["labels"], reduction="none")
 
 
-def loss_of_tokens(model: nn.Module, batch: Batch, shift: int = 0) -> Tensor:
+def loss_of_tokens(model, batch, shift=0):
     """Mean cross-entropy over each example's own labelled positions."""
     logits, labels = model(**_inputs(batch)).logits, batch["labels"]
     logits, labels = logits[:, : logits.shape[1] - shift], labels[:, shift:]
@@ -136,12 +132,12 @@ def loss_of_tokens(model: nn.Module, batch: Batch, shift: int = 0) -> Tensor:
     return losses.sum(1) / (labels != -100).sum(1).clamp(min=1)
 
 
-def loss_of_next(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of_next(model, batch):
     """Mean cross-entropy of the next token."""
     return loss_of_tokens(model, batch, shift=1)
 
 
-def loss_of_pooled(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of_pooled(model, batch):
     """Cross-entropy of the first three pooled features."""
     return F.cross_entropy(
         model(**_inputs(batch)).pooler_output[:, :3], batch["labels"], reduction="none"
@@ -151,12 +147,10 @@ def loss_of_pooled(model: nn.Module, batch: Batch) -> Tensor:
 # -- models ----------------------------------------------------------------------------------------
 
 
-def build(
-    model: str, config: str, settings: dict[str, Any], attention: str | None
-) -> Callable[[], nn.Module]:
+def build(model, config, settings, attention):
     """Make a function that builds a model of transformers in evaluation mode, without dropout."""
 
-    def make() -> nn.Module:
+    def make():
         import transformers
 
         more = {"attn_implementation": attention} if attention else {}
@@ -173,15 +167,15 @@ def build(
 
 
 def add(
-    name: str,
-    model: str,
-    config: str,
-    settings: dict[str, Any],
-    batch: Callable[[int], Batch],
-    loss_fn: Loss,
-    attention: str | None = None,
-    **options: Any,
-) -> None:
+    name,
+    model,
+    config,
+    settings,
+    batch,
+    loss_fn,
+    attention=None,
+    **options,
+):
     """Register a model of transformers."""
     options = {"requires": "transformers", **options}
     add_architecture(
@@ -650,7 +644,7 @@ add(
 )
 
 
-def loss_of_queries(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of_queries(model, batch):
     """Cross-entropy of the label under every learnt query of a detector, and the size of its
     boxes.
     """
@@ -660,7 +654,7 @@ def loss_of_queries(model: nn.Module, batch: Batch) -> Tensor:
     return losses.mean(1) + output.pred_boxes.square().flatten(1).sum(1)
 
 
-def detector() -> nn.Module:
+def detector():
     """Build DETR on a small ResNet whose batch normalisation is frozen."""
     import transformers
 
@@ -723,13 +717,13 @@ add(
 )
 
 
-def recordings(n: int) -> Batch:
+def recordings(n):
     """Raw audio of 64 samples, padded, with its mask and a label."""
     lengths = torch.randint(40, 65, (n,), generator=generator_of(n + 50))
     return waveforms(n) | {"attention_mask": (torch.arange(64) < lengths[:, None]).long()}
 
 
-def wav2vec2_in_training() -> nn.Module:
+def wav2vec2_in_training():
     """Build a model that masks spans of each recording at random places, drawn with NumPy."""
     masks = {"mask_time_prob": 0.3, "mask_time_length": 2, "mask_feature_prob": 0.3}
     settings = _WAV | masks | {"mask_feature_length": 2, "layerdrop": 0.5}
@@ -748,7 +742,7 @@ add_architecture(
 )
 
 
-def rwkv_in_training() -> nn.Module:
+def rwkv_in_training():
     """Build a model whose pass in evaluation mode, as on a probe, rescales its weights."""
     settings = {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 2, "rescale_every": 1}
     return build("RwkvForCausalLM", "RwkvConfig", settings | _ENDS, None)().train()
@@ -764,7 +758,7 @@ add_architecture(
 )
 
 
-def perceiver() -> nn.Module:
+def perceiver():
     """Build Perceiver with learnt latents and a learnt query of its decoder."""
     settings = {
         "num_latents": 3,
@@ -781,7 +775,7 @@ def perceiver() -> nn.Module:
     return build("PerceiverForSequenceClassification", "PerceiverConfig", settings, None)()
 
 
-def perceiver_tokens(n: int) -> Batch:
+def perceiver_tokens(n):
     """Token ids under the name that Perceiver gives them."""
     batch = padded_tokens(n)
     return {
@@ -798,10 +792,10 @@ add_architecture(
 # -- peft ------------------------------------------------------------------------------------------
 
 
-def adapt(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callable[[], nn.Module]:
+def adapt(base, config, **settings):
     """Make a function that wraps a model in an adapter of peft."""
 
-    def make() -> nn.Module:
+    def make():
         import peft
 
         model = peft.get_peft_model(base(), getattr(peft, config)(**settings))
@@ -813,9 +807,7 @@ def adapt(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callab
     return make
 
 
-def add_adapted(
-    name: str, base: Callable[[], nn.Module], config: str, *data: Any, **settings: Any
-) -> None:
+def add_adapted(name, base, config, *data, **settings):
     """Register an adapted model."""
     make = adapt(base, config, **settings)
     add_architecture(name, "peft", make, *data, requires="peft")
@@ -908,7 +900,7 @@ add_adapted(
 )
 
 
-def llama_adapter() -> nn.Module:
+def llama_adapter():
     """Build LLaMA-Adapter, whose module with raw parameters is given the model's cache."""
     import peft
     import transformers
@@ -921,7 +913,7 @@ def llama_adapter() -> nn.Module:
 add_architecture("llama_adapter", "peft", llama_adapter, plain_text, loss_of_next, requires="peft")
 
 
-def loss_after_prompt(model: nn.Module, batch: Batch) -> Tensor:
+def loss_after_prompt(model, batch):
     """Mean cross-entropy of the next token; logits of virtual tokens come first and are left
     out.
     """

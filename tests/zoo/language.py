@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from tests.zoo.attention import Attention
 from tests.zoo.registry import (
-    Batch,
     Network,
     classify,
     generator_of,
@@ -25,20 +24,20 @@ WORDS = words()
 class Block(nn.Module):
     """One pre-norm block of attention and a perceptron."""
 
-    def __init__(self, d: int = 4, *, causal: bool = True) -> None:
+    def __init__(self, d=4, *, causal=True):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.attention = Attention(d, causal=causal)
         self.up, self.down = nn.Linear(d, 6), nn.Linear(6, d)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 @register("language", TEXT, next_token)
-def nano_gpt_tied_by_product() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def nano_gpt_tied_by_product():
+    def forward(m, ids):
         x = m.wte(ids) + m.wpe(torch.arange(ids.shape[1]))[None]
         return m.block(x) @ m.wte.weight.T
 
@@ -48,13 +47,13 @@ def nano_gpt_tied_by_product() -> nn.Module:
 class ScaledEmbedding(nn.Embedding):
     """An embedding that multiplies what it returns, as those of Gemma and BART do."""
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return super().forward(ids) * self.embedding_dim**0.5
 
 
 @register("language", TEXT, next_token)
-def gemma_like_scaled_embedding_tied() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def gemma_like_scaled_embedding_tied():
+    def forward(m, ids):
         return m.head(m.block(m.wte(ids)))
 
     model = Network(
@@ -65,8 +64,8 @@ def gemma_like_scaled_embedding_tied() -> nn.Module:
 
 
 @register("language", TEXT, next_token)
-def albert_like_one_block_thrice() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def albert_like_one_block_thrice():
+    def forward(m, ids):
         x = m.widen(m.wte(ids))
         for _ in range(3):
             x = m.block(x)
@@ -82,8 +81,8 @@ def albert_like_one_block_thrice() -> nn.Module:
 
 
 @register("language", WORDS, classify)
-def bag_of_words_with_offsets() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def bag_of_words_with_offsets():
+    def forward(m, ids):
         offsets = torch.arange(0, ids.numel(), ids.shape[1])
         return m.head(m.bag(ids.flatten(), offsets))
 
@@ -91,8 +90,8 @@ def bag_of_words_with_offsets() -> nn.Module:
 
 
 @register("language", WORDS, classify)
-def bag_of_words_weighted() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def bag_of_words_weighted():
+    def forward(m, ids):
         weights = torch.sigmoid(m.importance(ids)).squeeze(-1)
         return m.head(m.bag(ids, per_sample_weights=weights))
 
@@ -105,10 +104,10 @@ def bag_of_words_weighted() -> nn.Module:
 
 
 @register("language", WORDS, classify)
-def bag_of_words_with_public_weights() -> nn.Module:
+def bag_of_words_with_public_weights():
     """The weights of the positions have a row for each example of the batch."""
 
-    def forward(m: Network, ids: Tensor) -> Tensor:
+    def forward(m, ids):
         weights = torch.linspace(0.5, 1, ids.shape[1], dtype=torch.float64).expand(ids.shape)
         return m.head(m.bag(ids, per_sample_weights=weights))
 
@@ -116,16 +115,16 @@ def bag_of_words_with_public_weights() -> nn.Module:
 
 
 @register("language", WORDS, classify)
-def sparse_embedding() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def sparse_embedding():
+    def forward(m, ids):
         return m.head(m.wte(ids).mean(1))
 
     return Network(forward, wte=nn.Embedding(11, 4, sparse=True), head=nn.Linear(4, 3))
 
 
 @register("language", WORDS, classify)
-def new_tokens_where_the_old_are_frozen() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def new_tokens_where_the_old_are_frozen():
+    def forward(m, ids):
         is_new = ids >= 9
         old = m.old(ids.clamp(max=8))
         new = m.new((ids - 9).clamp(min=0))
@@ -137,8 +136,8 @@ def new_tokens_where_the_old_are_frozen() -> nn.Module:
 
 
 @register("language", WORDS, classify)
-def norm_limited_embedding() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def norm_limited_embedding():
+    def forward(m, ids):
         x = m.wte(ids)
         x = x / x.norm(dim=-1, keepdim=True).clamp(min=1.0)
         return m.head(x.mean(1))
@@ -149,14 +148,14 @@ def norm_limited_embedding() -> nn.Module:
 # -- several rows an example -----------------------------------------------------------------------
 
 
-def _choices(n: int) -> Batch:
+def _choices(n):
     g = generator_of(n)
     return torch.randint(0, 11, (n, 3, 4), generator=g), torch.randint(0, 3, (n,), generator=g)
 
 
 @register("folded", _choices, classify)
-def multiple_choice_folded() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def multiple_choice_folded():
+    def forward(m, ids):
         x = m.wte(ids.view(-1, ids.shape[-1]))
         scores = m.score(m.block(x)[:, 0])
         return scores.view(-1, ids.shape[1])
@@ -167,16 +166,16 @@ def multiple_choice_folded() -> nn.Module:
 
 
 @register("folded", _choices, classify)
-def multiple_choice_by_vmap_over_choices() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def multiple_choice_by_vmap_over_choices():
+    def forward(m, ids):
         return torch.cat([m.score(m.wte(choice).mean(1)) for choice in ids.unbind(1)], dim=1)
 
     return Network(forward, wte=nn.Embedding(11, 4), score=nn.Linear(4, 1))
 
 
 @register("folded", _choices, classify)
-def hierarchical_documents() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def hierarchical_documents():
+    def forward(m, ids):
         n, s, t = ids.shape
         words, _ = m.words(m.wte(ids.reshape(n * s, t)))
         sentences, _ = m.sentences(words[:, -1].reshape(n, s, -1))
@@ -191,15 +190,15 @@ def hierarchical_documents() -> nn.Module:
     )
 
 
-def _pairs(n: int) -> Batch:
+def _pairs(n):
     g = generator_of(n)
     a, b = torch.randint(0, 11, (n, 4), generator=g), torch.randint(0, 11, (n, 4), generator=g)
     return a, b, torch.randint(0, 3, (n,), generator=g)
 
 
 @register("folded", _pairs, classify)
-def siamese_towers_by_cat_and_chunk() -> nn.Module:
-    def forward(m: Network, a: Tensor, b: Tensor) -> Tensor:
+def siamese_towers_by_cat_and_chunk():
+    def forward(m, a, b):
         both = torch.cat([a, b], dim=0)
         u, v = torch.tanh(m.tower(m.wte(both).mean(1))).chunk(2, dim=0)
         return m.head(torch.cat([u, v, (u - v).abs()], 1))
@@ -208,8 +207,8 @@ def siamese_towers_by_cat_and_chunk() -> nn.Module:
 
 
 @register("folded", _pairs, classify)
-def siamese_towers_split_by_index() -> nn.Module:
-    def forward(m: Network, a: Tensor, b: Tensor) -> Tensor:
+def siamese_towers_split_by_index():
+    def forward(m, a, b):
         h = torch.tanh(m.tower(m.wte(torch.cat([a, b])).mean(1)))
         return m.head(h[: len(a)] * h[len(a) :])
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from tests.zoo.registry import (
     UNCLEAR,
-    Batch,
     Network,
     add_architecture,
     generator_of,
@@ -22,55 +21,55 @@ from tests.zoo.registry import (
 VECTORS = vectors()
 
 
-def _mlp(d: int = 4, k: int = 3) -> nn.Module:
+def _mlp(d=4, k=3):
     return nn.Sequential(nn.Linear(d, 5), nn.Tanh(), nn.Linear(5, k))
 
 
-def _elementwise(loss: str, **options: object) -> object:
+def _elementwise(loss, **options):
     function = getattr(F, loss)
 
-    def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    def loss_fn(model, batch):
         x, y = batch
         return function(model(x), y, reduction="none", **options).flatten(1).sum(1)
 
     return loss_fn
 
 
-def _cross_entropy_smoothed(model: nn.Module, batch: Batch) -> Tensor:
+def _cross_entropy_smoothed(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.1)
 
 
-def _cross_entropy_weighted(model: nn.Module, batch: Batch) -> Tensor:
+def _cross_entropy_weighted(model, batch):
     x, y = batch
     return F.cross_entropy(
         model(x), y, reduction="none", weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype)
     )
 
 
-def _nll_by_arange(model: nn.Module, batch: Batch) -> Tensor:
+def _nll_by_arange(model, batch):
     x, y = batch
     return -model(x).log_softmax(-1)[torch.arange(len(y)), y]
 
 
-def _hinge(model: nn.Module, batch: Batch) -> Tensor:
+def _hinge(model, batch):
     x, y = batch
     return F.multi_margin_loss(model(x), y, reduction="none")
 
 
-def _looped(model: nn.Module, batch: Batch) -> Tensor:
+def _looped(model, batch):
     """A mean-reduced loss applied to one row after the other."""
     x, y = batch
     logits = model(x)
     return torch.stack([F.cross_entropy(logits[i : i + 1], y[i : i + 1]) for i in range(len(y))])
 
 
-def _ignored_label(model: nn.Module, batch: Batch) -> Tensor:
+def _ignored_label(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y.masked_fill(y == 0, -100), reduction="none")
 
 
-def _distilled(model: nn.Module, batch: Batch) -> Tensor:
+def _distilled(model, batch):
     x, y = batch
     logits = model(x)
     teacher = (x[:, :3] * 2).softmax(-1)
@@ -100,7 +99,7 @@ for _name in (
     add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _elementwise(_name))
 
 
-def _several_labels(n: int) -> Batch:
+def _several_labels(n):
     g = generator_of(n)
     return normal(n, 4, generator=g), torch.randint(0, 2, (n, 3), generator=g).double()
 
@@ -114,19 +113,19 @@ add_architecture(
 )
 
 
-def _squeezed(model: nn.Module, batch: Batch) -> Tensor:
+def _squeezed(model, batch):
     x, y = batch
     return (model(x).squeeze() - y).square()
 
 
-def _squeezed_strictly(model: nn.Module, batch: Batch) -> Tensor:
+def _squeezed_strictly(model, batch):
     x, y = batch
     return F.binary_cross_entropy_with_logits(
         model(x).squeeze(), torch.sigmoid(y), reduction="none"
     )
 
 
-def _squeezed_last(model: nn.Module, batch: Batch) -> Tensor:
+def _squeezed_last(model, batch):
     x, y = batch
     return F.binary_cross_entropy_with_logits(
         model(x).squeeze(-1), torch.sigmoid(y), reduction="none"
@@ -149,7 +148,7 @@ add_architecture(
 )
 
 
-def _column_of_losses(model: nn.Module, batch: Batch) -> Tensor:
+def _column_of_losses(model, batch):
     x, y = batch
     return F.mse_loss(model(x), y, reduction="none")
 
@@ -164,7 +163,7 @@ add_architecture(
 )
 
 
-def _distribution_validated(model: nn.Module, batch: Batch) -> Tensor:
+def _distribution_validated(model, batch):
     x, y = batch
     mean, raw = model(x).unbind(-1)
     return -torch.distributions.Normal(mean, F.softplus(raw) + 0.1).log_prob(y)
@@ -179,12 +178,12 @@ add_architecture(
 )
 
 
-def _tasks(n: int) -> Batch:
+def _tasks(n):
     g = generator_of(n)
     return normal(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g), normal(n, generator=g)
 
 
-def _multi_task(model: nn.Module, batch: Batch) -> Tensor:
+def _multi_task(model, batch):
     x, labels, values = batch
     h = torch.tanh(model.body(x))
     one = F.cross_entropy(model.classes(h), labels, reduction="none")
@@ -194,7 +193,7 @@ def _multi_task(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @register("losses", _tasks, _multi_task)
-def loss_of_tasks_with_learnt_weights() -> nn.Module:
+def loss_of_tasks_with_learnt_weights():
     return Network(
         lambda m, x: m.body(x),
         body=nn.Linear(4, 5),
@@ -204,7 +203,7 @@ def loss_of_tasks_with_learnt_weights() -> nn.Module:
     )
 
 
-def _partly_labelled(model: nn.Module, batch: Batch) -> Tensor:
+def _partly_labelled(model, batch):
     """Only some examples have a value; the others have the other loss alone."""
     x, labels, values = batch
     h = torch.tanh(model.body(x))
@@ -216,23 +215,23 @@ def _partly_labelled(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @register("losses", _tasks, _partly_labelled)
-def loss_with_missing_targets() -> nn.Module:
+def loss_with_missing_targets():
     return Network(
         lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1)
     )
 
 
-def _triplets(n: int) -> Batch:
+def _triplets(n):
     g = generator_of(n)
     return tuple(normal(n, 4, generator=g) for _ in range(3))
 
 
-def _triplet(model: nn.Module, batch: Batch) -> Tensor:
+def _triplet(model, batch):
     a, p, q = (model(x) for x in batch)
     return F.triplet_margin_loss(a, p, q, margin=2.0, reduction="none")
 
 
-def _triplet_by_cat(model: nn.Module, batch: Batch) -> Tensor:
+def _triplet_by_cat(model, batch):
     a, p, q = model(torch.cat(batch)).chunk(3)
     return F.relu((a - p).square().sum(1) - (a - q).square().sum(1) + 2)
 
@@ -241,7 +240,7 @@ add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
 add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
 
 
-def _transcripts(n: int) -> Batch:
+def _transcripts(n):
     g = generator_of(n)
     return (
         normal(n, 6, 4, generator=g),
@@ -250,7 +249,7 @@ def _transcripts(n: int) -> Batch:
     )
 
 
-def _ctc(model: nn.Module, batch: Batch) -> Tensor:
+def _ctc(model, batch):
     x, labels, lengths = batch
     log_p = model(x).log_softmax(-1).transpose(0, 1)
     inputs = torch.full((len(x),), 6, dtype=torch.long)
@@ -260,7 +259,7 @@ def _ctc(model: nn.Module, batch: Batch) -> Tensor:
 add_architecture("loss_ctc", "losses", lambda: _mlp(k=4), _transcripts, _ctc)
 
 
-def _tags(n: int) -> Batch:
+def _tags(n):
     g = generator_of(n)
     return (
         normal(n, 4, 4, generator=g),
@@ -269,7 +268,7 @@ def _tags(n: int) -> Batch:
     )
 
 
-def _conditional_random_field(model: nn.Module, batch: Batch) -> Tensor:
+def _conditional_random_field(model, batch):
     x, tags, lengths = batch
     scores = model.emit(x)
     alpha = model.start + scores[:, 0]
@@ -286,7 +285,7 @@ def _conditional_random_field(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @register("losses", _tags, _conditional_random_field)
-def loss_of_a_conditional_random_field() -> nn.Module:
+def loss_of_a_conditional_random_field():
     return Network(
         lambda m, x: m.emit(x),
         emit=nn.Linear(4, 3),
@@ -295,7 +294,7 @@ def loss_of_a_conditional_random_field() -> nn.Module:
     )
 
 
-def _tokens_in_one_row(model: nn.Module, batch: Batch) -> Tensor:
+def _tokens_in_one_row(model, batch):
     """Losses of all tokens in one call on `[n * t, k]`, then the mean over each example's own
     tokens.
     """
@@ -312,7 +311,7 @@ add_architecture("loss_of_tokens_flattened_and_masked", "losses", _mlp, _tags, _
 # -- double backward -------------------------------------------------------------------------------
 
 
-def _gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
+def _gradient_penalty(model, batch):
     x, y = batch
     x = x.detach().requires_grad_(True)
     out = model(x)
@@ -320,7 +319,7 @@ def _gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1).square()
 
 
-def _adversarial_example(model: nn.Module, batch: Batch) -> Tensor:
+def _adversarial_example(model, batch):
     x, y = batch
     x = x.detach().requires_grad_(True)
     (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
@@ -336,10 +335,10 @@ add_architecture("adversarial_training", "double backward", _mlp, VECTORS, _adve
     VECTORS,
     lambda model, batch: model(batch[0]).squeeze(-1) + 0.5 * batch[0][:, 0],
 )
-def forces_from_an_energy() -> nn.Module:
+def forces_from_an_energy():
     """The forward pass itself differentiates: outputs are gradients of an inner energy."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             energy = m.inner(x).sum()

@@ -5,8 +5,7 @@ functional calls, containers.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.zoo.registry import (
     UNCLEAR,
-    Batch,
     Network,
     classify,
     generator_of,
@@ -32,7 +30,7 @@ VECTORS = vectors()
 SEQUENCE = tensors((4, 4))
 
 
-def _mlp() -> nn.Sequential:
+def _mlp():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
@@ -40,8 +38,8 @@ def _mlp() -> nn.Sequential:
 
 
 @register("mechanics", VECTORS, classify)
-def functional_call_with_scaled_weights() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def functional_call_with_scaled_weights():
+    def forward(m, x):
         scaled = {name: p * m.scale for name, p in m.inner.named_parameters()}
         return functional_call(m.inner, scaled, (x,)) + m.inner(x)
 
@@ -49,10 +47,10 @@ def functional_call_with_scaled_weights() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def functional_call_stateless_copies() -> nn.Module:
+def functional_call_stateless_copies():
     """Members of an ensemble share one module and own stacked weights."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         outputs = [
             functional_call(m.base, {"weight": m.w[i], "bias": m.b[i]}, (x,)) for i in range(2)
         ]
@@ -64,8 +62,8 @@ def functional_call_stateless_copies() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def vmap_over_examples() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def vmap_over_examples():
+    def forward(m, x):
         return torch.vmap(lambda row: m.w @ torch.tanh(row) + m.b)(x)
 
     return Network(forward, w=parameter(3, 4), b=parameter(3))
@@ -78,8 +76,8 @@ def _fused_gate(x: Tensor, bias: Tensor) -> Tensor:
 
 
 @register("mechanics", VECTORS, classify)
-def scripted_function() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def scripted_function():
+    def forward(m, x):
         return m.head(
             _fused_gate(F.linear(x, m.up.weight), m.up.bias) + _fused_gate(m.up(x), m.bias)
         )
@@ -89,27 +87,27 @@ def scripted_function() -> nn.Module:
 
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
         return x @ w.T
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, g):
         x, w = ctx.saved_tensors
         return g @ w, g.T @ x
 
 
 @register("mechanics", VECTORS, classify)
-def own_autograd_function_with_a_weight() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def own_autograd_function_with_a_weight():
+    def forward(m, x):
         return m.head(torch.tanh(_LinearFunction.apply(x, m.w)))
 
     return Network(forward, w=parameter(5, 4), head=nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify)
-def checkpoint_without_reentry() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def checkpoint_without_reentry():
+    def forward(m, x):
         return m.head(checkpoint(m.body, x, use_reentrant=False))
 
     return Network(
@@ -120,8 +118,8 @@ def checkpoint_without_reentry() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify, kind=UNCLEAR)
-def checkpoint_with_reentry() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def checkpoint_with_reentry():
+    def forward(m, x):
         h = m.stem(x)
         return m.head(checkpoint(m.body, h, use_reentrant=True))
 
@@ -137,22 +135,22 @@ def checkpoint_with_reentry() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def forward_hook_that_changes_the_output() -> nn.Module:
+def forward_hook_that_changes_the_output():
     model = _mlp()
     model[0].register_forward_hook(lambda module, args, output: output * 0.5 + 1.0)
     return model
 
 
 @register("mechanics", VECTORS, classify, kind=UNCLEAR)
-def backward_hook_that_only_watches() -> nn.Module:
+def backward_hook_that_only_watches():
     model = _mlp()
     model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
     return model
 
 
 @register("mechanics", VECTORS, classify, kind=UNCLEAR)
-def tensor_hook_that_clamps_each_entry() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def tensor_hook_that_clamps_each_entry():
+    def forward(m, x):
         h = m.up(x)
         h.register_hook(lambda g: g.clamp(-0.05, 0.05))
         return m.head(torch.tanh(h))
@@ -163,16 +161,16 @@ def tensor_hook_that_clamps_each_entry() -> nn.Module:
 class _Own(nn.Module):
     """A module without a rule, which runs again for each example."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.w = parameter(5, 4)
 
-    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, x, scale=1.0):
         h = torch.tanh(F.linear(x, self.w) * scale)
         return h, 2 * h
 
 
-def _hooked(*hooks: Callable[[nn.Module], Any]) -> nn.Module:
+def _hooked(*hooks):
     model = Network(lambda m, x: m.head(m.own(x)), own=_Own(), head=nn.Linear(5, 3))
     for add_hook in hooks:
         add_hook(model)
@@ -180,20 +178,20 @@ def _hooked(*hooks: Callable[[nn.Module], Any]) -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def forward_hook_of_an_own_module() -> nn.Module:
+def forward_hook_of_an_own_module():
     return _hooked(lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * h[1] + 1))
 
 
 @register("mechanics", VECTORS, classify)
-def forward_hook_that_uses_another_layer() -> nn.Module:
+def forward_hook_that_uses_another_layer():
     model = _hooked(lambda m: m.own.register_forward_hook(lambda own, x, h: h[1] + m.side(x[0])))
     model.side = nn.Linear(4, 5)
     return model
 
 
 @register("mechanics", VECTORS, classify)
-def pre_hook_and_hook_of_an_own_module() -> nn.Module:
-    def change(own: nn.Module, args: Any, kwargs: Any) -> Any:
+def pre_hook_and_hook_of_an_own_module():
+    def change(own, args, kwargs):
         return (args[0].exp(),), {**kwargs, "scale": 0.5}
 
     return _hooked(
@@ -203,12 +201,12 @@ def pre_hook_and_hook_of_an_own_module() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def mask_left_by_another_layers_hook() -> nn.Module:
+def mask_left_by_another_layers_hook():
     class Masked(_Own):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x * self.mask)[0]
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         return m.head(m.own(m.front(x)))
 
     model = Network(forward, own=Masked(), front=nn.Linear(4, 4), head=nn.Linear(5, 3))
@@ -219,83 +217,83 @@ def mask_left_by_another_layers_hook() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify, is_random=True)
-def own_module_that_draws_with_numpy() -> nn.Module:
+def own_module_that_draws_with_numpy():
     class Masked(_Own):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return super().forward(x * torch.from_numpy(np.random.rand(*x.shape) < 0.5))[0]
 
     return Network(lambda m, x: m.head(m.own(x)), own=Masked(), head=nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify, is_random=True)
-def layer_that_python_skips_at_random() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def layer_that_python_skips_at_random():
+    def forward(m, x):
         return m.head(m.up(x) if random.random() < 0.5 else torch.tanh(x))
 
     return Network(forward, up=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 @register("mechanics", VECTORS, classify)
-def weight_computed_by_a_pre_hook() -> nn.Module:
+def weight_computed_by_a_pre_hook():
     class Normalised(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.raw = parameter(5, 4)
             self.register_forward_pre_hook(self.compute)
 
         @staticmethod
-        def compute(module: nn.Module, _: Any) -> None:
+        def compute(module, _):
             module.weight = F.normalize(module.raw, dim=1)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return F.linear(x, self.weight)
 
     return nn.Sequential(Normalised(), nn.Tanh(), nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify)
-def methods_other_than_forward() -> nn.Module:
+def methods_other_than_forward():
     class Autoencoder(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner, self.outer = nn.Linear(4, 5), nn.Linear(5, 3)
 
-        def encode(self, x: Tensor) -> Tensor:
+        def encode(self, x):
             return torch.tanh(self.inner(x))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.outer(self.encode(x))
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         return m.auto(x) + m.head(m.auto.encode(x))
 
     return Network(forward, auto=Autoencoder(), head=nn.Linear(5, 3))
 
 
-def _encode_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _encode_loss(model, batch):
     x, y = batch
     return F.cross_entropy(model.head(torch.tanh(model.body(x))), y, reduction="none")
 
 
 @register("mechanics", VECTORS, _encode_loss)
-def loss_that_calls_the_parts() -> nn.Module:
+def loss_that_calls_the_parts():
     return Network(lambda m, x: m.head(m.body(x)), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _weight_in_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _weight_in_loss(model, batch):
     x, y = batch
     penalty = model.weight.abs().sum() * 0.01
     return F.cross_entropy(model(x), y, reduction="none") + penalty
 
 
 @register("mechanics", VECTORS, _weight_in_loss)
-def loss_that_reads_a_weight() -> nn.Module:
+def loss_that_reads_a_weight():
     return nn.Linear(4, 3)
 
 
 @register("mechanics", VECTORS, classify)
-def constant_tensors_made_inside() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def constant_tensors_made_inside():
+    def forward(m, x):
         n = x.shape[0]
         ones = torch.ones(n, 1, dtype=x.dtype)
         scale = torch.full((n, 5), 0.5, dtype=x.dtype) * torch.linspace(1, 2, 5, dtype=x.dtype)
@@ -306,8 +304,8 @@ def constant_tensors_made_inside() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def length_of_the_batch_read_in_python() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def length_of_the_batch_read_in_python():
+    def forward(m, x):
         h = m.up(x)
         if h.shape[0] == 0:
             return h[:, :3]
@@ -317,16 +315,16 @@ def length_of_the_batch_read_in_python() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def rows_flipped_and_flipped_back() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def rows_flipped_and_flipped_back():
+    def forward(m, x):
         return m.head(torch.tanh(m.up(x.flip(0))).flip(0))
 
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 @register("mechanics", VECTORS, classify)
-def rows_taken_in_two_halves() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def rows_taken_in_two_halves():
+    def forward(m, x):
         half = len(x) // 2
         pieces = [torch.tanh(m.up(piece)) for piece in (x[:half], x[half:]) if len(piece)]
         return m.head(torch.cat(pieces))
@@ -335,10 +333,10 @@ def rows_taken_in_two_halves() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def rows_routed_by_a_mask() -> nn.Module:
+def rows_routed_by_a_mask():
     """Two branches, each on its own rows of the batch."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         mask = x[:, 0] > 0
         out = x.new_zeros(len(x), 3)
         out[mask] = m.one(x[mask])
@@ -349,10 +347,10 @@ def rows_routed_by_a_mask() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def branch_on_a_private_value() -> nn.Module:
+def branch_on_a_private_value():
     """Python control flow reads the rows, but both branches give the same result."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = m.up(x)
         if bool((h > 0).all()):
             return m.head(h)
@@ -362,10 +360,10 @@ def branch_on_a_private_value() -> nn.Module:
 
 
 @register("mechanics", VECTORS, classify)
-def batch_unsqueezed_in_front() -> nn.Module:
+def batch_unsqueezed_in_front():
     """The batch is the second axis of everything inside: `[1, n, d]`."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         h = torch.tanh(m.norm(m.up(x.unsqueeze(0))))
         return m.head(h).squeeze(0)
 
@@ -373,8 +371,8 @@ def batch_unsqueezed_in_front() -> nn.Module:
 
 
 @register("mechanics", SEQUENCE, classify)
-def batch_as_the_last_axis() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def batch_as_the_last_axis():
+    def forward(m, x):
         x = x.permute(2, 1, 0)
         h = torch.tanh(torch.tensordot(m.w, x, dims=1))
         h = h - h.mean(1, keepdim=True)
@@ -384,8 +382,8 @@ def batch_as_the_last_axis() -> nn.Module:
 
 
 @register("mechanics", SEQUENCE, classify)
-def einsum_with_the_batch_in_the_middle() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def einsum_with_the_batch_in_the_middle():
+    def forward(m, x):
         h = torch.einsum("ntd,de->tne", x, m.w).tanh()
         h = torch.einsum("tne,ef,ts->snf", h, m.v, m.mix)
         return m.head(torch.einsum("snf->nf", h))
@@ -398,7 +396,7 @@ def einsum_with_the_batch_in_the_middle() -> nn.Module:
 # -- batches of other kinds ------------------------------------------------------------------------
 
 
-def _dictionary(n: int) -> Batch:
+def _dictionary(n):
     g = generator_of(n)
     return {
         "features": normal(n, 4, generator=g),
@@ -407,20 +405,20 @@ def _dictionary(n: int) -> Batch:
     }
 
 
-def _by_name(model: nn.Module, batch: Batch) -> Tensor:
+def _by_name(model, batch):
     inputs = {name: x for name, x in batch.items() if name != "labels"}
     return F.cross_entropy(model(**inputs), batch["labels"], reduction="none")
 
 
 @register("containers", _dictionary, _by_name)
-def batch_of_a_dict() -> nn.Module:
-    def forward(m: Network, features: Tensor, ids: Tensor) -> Tensor:
+def batch_of_a_dict():
+    def forward(m, features, ids):
         return m.head(torch.cat([torch.tanh(m.dense(features)), m.embed(ids).mean(1)], 1))
 
     return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
 
 
-def _nested(n: int) -> Batch:
+def _nested(n):
     g = generator_of(n)
     return {
         "x": [normal(n, 2, generator=g), {"more": normal(n, 3, 2, generator=g)}],
@@ -428,14 +426,14 @@ def _nested(n: int) -> Batch:
     }
 
 
-def _nested_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _nested_loss(model, batch):
     labels, weights = batch["y"]
     return weights * F.cross_entropy(model(batch["x"]), labels, reduction="none")
 
 
 @register("containers", _nested, _nested_loss, inputs=lambda batch: batch["x"])
-def nested_batch_with_weights() -> nn.Module:
-    def forward(m: Network, x: list[Any]) -> Tensor:
+def nested_batch_with_weights():
+    def forward(m, x):
         first, rest = x
         return m.head(torch.cat([m.one(first), m.two(rest["more"]).sum(1)], 1))
 
@@ -450,7 +448,7 @@ class Output(NamedTuple):
     extra: dict[str, Tensor]
 
 
-def _output_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _output_loss(model, batch):
     x, y = batch
     output = model(x)
     first = F.cross_entropy(output.logits, y, reduction="none")
@@ -458,8 +456,8 @@ def _output_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @register("containers", VECTORS, _output_loss)
-def model_that_returns_a_named_tuple() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Output:
+def model_that_returns_a_named_tuple():
+    def forward(m, x):
         h = torch.tanh(m.body(x))
         return Output(m.head(h), (h,), {"gate": m.gate(h).sigmoid()})
 
@@ -467,8 +465,8 @@ def model_that_returns_a_named_tuple() -> nn.Module:
 
 
 @register("containers", VECTORS, classify)
-def modules_in_a_dict_and_a_list() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def modules_in_a_dict_and_a_list():
+    def forward(m, x):
         for layer in m.layers:
             x = m.activations["tanh"](layer(x))
         return m.heads["main"](x) + m.biases[0] * m.scales["a"]
@@ -483,38 +481,38 @@ def modules_in_a_dict_and_a_list() -> nn.Module:
     )
 
 
-def _keyword_only(function: Callable[..., Tensor]) -> nn.Module:
+def _keyword_only(function):
     class Inner(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.linear = nn.Linear(4, 4)
 
-        def forward(self, *, hidden: Tensor, options: dict[str, float]) -> dict[str, Tensor]:
+        def forward(self, *, hidden, options):
             return {"hidden": function(self.linear(hidden) * options["scale"])}
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         return m.head(m.inner(hidden=x, options={"scale": 0.5})["hidden"])
 
     return Network(forward, inner=Inner(), head=nn.Linear(4, 3))
 
 
 @register("containers", VECTORS, classify)
-def children_called_by_keyword() -> nn.Module:
+def children_called_by_keyword():
     return _keyword_only(torch.tanh)
 
 
-def _numbers(n: int) -> Batch:
+def _numbers(n):
     g = generator_of(n)
     return normal(n, generator=g), normal(n, generator=g)
 
 
-def _line_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _line_loss(model, batch):
     x, y = batch
     return (model(x) - y).square()
 
 
 @register("containers", _numbers, _line_loss)
-def one_number_an_example() -> nn.Module:
+def one_number_an_example():
     return Network(
         lambda m, x: m.slope * x + m.offset,
         slope=nn.Parameter(torch.tensor(0.3)),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from tests.zoo.registry import (
     MIXING,
-    Batch,
-    Loss,
     Network,
     add_architecture,
     classify,
@@ -28,24 +23,24 @@ IMAGES = tensors((2, 5, 5))
 
 
 def _add(
-    name: str,
-    build: Callable[[], nn.Module],
-    batch: Callable[[int], Batch] = VECTORS,
-    loss_fn: Loss = classify,
-    size: int = 5,
-    family: str = "mixing models",
-) -> None:
+    name,
+    build,
+    batch=VECTORS,
+    loss_fn=classify,
+    size=5,
+    family="mixing models",
+):
     add_architecture(f"mixes_{name}", family, build, batch, loss_fn, kind=MIXING, size=size)
 
 
-def _mlp(*inner: nn.Module) -> nn.Module:
+def _mlp(*inner):
     return nn.Sequential(nn.Linear(4, 6), *inner, nn.Tanh(), nn.Linear(6, 3))
 
 
-def _inner(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+def _inner(change):
     """Build a perceptron whose hidden layer `[n, 6]` goes through a function."""
 
-    def build() -> nn.Module:
+    def build():
         return Network(
             lambda m, x: m.head(torch.tanh(change(m.body(x)))),
             body=nn.Linear(4, 6),
@@ -83,8 +78,8 @@ _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1
 _add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
 
 
-def _attention_over_the_batch() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _attention_over_the_batch():
+    def forward(m, x):
         return m.head(m.attention(x, x, x, need_weights=False)[0])
 
     return Network(
@@ -127,7 +122,7 @@ _add(
 )
 
 
-def _carried(m: Network, x: Tensor) -> Tensor:
+def _carried(m, x):
     h, rows = x.new_zeros(1, 4), []
     for row in x.split(1):
         h = m.cell(row, h)
@@ -135,7 +130,7 @@ def _carried(m: Network, x: Tensor) -> Tensor:
     return m.head(torch.cat(rows))
 
 
-def _shifted_frames(m: Network, x: Tensor) -> Tensor:
+def _shifted_frames(m, x):
     """A temporal shift over the folded axis: the last frame of one example reaches the next
     example.
     """
@@ -152,7 +147,7 @@ _add(
 )
 
 
-def _merged_windows(m: Network, x: Tensor) -> Tensor:
+def _merged_windows(m, x):
     """Positions are folded and unfolded in another order."""
     n, t = x.shape[:2]
     h = torch.tanh(m.body(x.transpose(0, 1).reshape(n * t, -1)))
@@ -166,7 +161,7 @@ _add(
 )
 
 
-def _half_mixed(x: Tensor) -> Tensor:
+def _half_mixed(x):
     half = len(x) // 2
     return torch.cat([x[:half], 0.6 * x[half : 2 * half] + 0.4 * x[:half], x[2 * half :]])
 
@@ -184,31 +179,31 @@ _add("position_of_the_row_in_the_batch", _inner(lambda h: h + 0.1 * torch.arange
 
 class _MixingBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
+    def forward(ctx, h):
         return h.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx, g):
         return g + 0.5 * g.roll(1, 0)
 
 
 class _MixingBackwardLate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
+    def forward(ctx, h):
         return h.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx, g):
         return g if len(g) <= 8 else torch.cat([g[:8], g[8:] + 0.5 * g[: len(g[8:])]])
 
 
 class _NormalisedBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
+    def forward(ctx, h):
         return h.view_as(h)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx, g):
         return g / g.norm()
 
 
@@ -217,8 +212,8 @@ _add("rows_in_the_backward_pass_beyond_the_eighth", _inner(_MixingBackwardLate.a
 _add("gradient_normalised_over_the_batch", _inner(_NormalisedBackward.apply))
 
 
-def _hooked(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _hooked(change):
+    def forward(m, x):
         h = m.body(x)
         h.register_hook(change)
         return m.head(torch.tanh(h))
@@ -230,7 +225,7 @@ _add("gradients_in_a_tensor_hook", _hooked(lambda g: g - g.mean(0)))
 _add("gradients_scaled_by_their_maximum", _hooked(lambda g: g / g.abs().max()))
 
 
-def _forward_hook_model() -> nn.Module:
+def _forward_hook_model():
     model = _mlp()
     model[0].register_forward_hook(lambda module, args, output: output - output.mean(0))
     return model
@@ -242,7 +237,7 @@ _add("outputs_in_a_forward_hook", _forward_hook_model)
 # -- experts ---------------------------------------------------------------------------------------
 
 
-def _experts(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+def _experts(forward):
     return lambda: Network(
         forward,
         gate=nn.Linear(4, 2),
@@ -251,7 +246,7 @@ def _experts(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
     )
 
 
-def _capacity(m: Network, x: Tensor) -> Tensor:
+def _capacity(m, x):
     """Each expert takes at most half of the batch; those who come later are passed on unchanged."""
     weights, chosen = m.gate(x).softmax(-1).max(-1)
     out = x.clone()
@@ -261,7 +256,7 @@ def _capacity(m: Network, x: Tensor) -> Tensor:
     return m.head(out)
 
 
-def _expert_choice(m: Network, x: Tensor) -> Tensor:
+def _expert_choice(m, x):
     """Each expert chooses its rows of the batch."""
     scores = m.gate(x).softmax(-1)
     out = torch.zeros_like(x)
@@ -271,7 +266,7 @@ def _expert_choice(m: Network, x: Tensor) -> Tensor:
     return m.head(out)
 
 
-def _soft_slots(m: Network, x: Tensor) -> Tensor:
+def _soft_slots(m, x):
     logits = m.gate(x)
     slots = logits.softmax(0).T @ x
     outputs = torch.stack([expert(slot) for expert, slot in zip(m.experts, slots, strict=True)])
@@ -286,14 +281,14 @@ _add("soft_slots_over_the_batch", _experts(_soft_slots))
 # -- state -----------------------------------------------------------------------------------------
 
 
-def _running_mean(m: Network, x: Tensor) -> Tensor:
+def _running_mean(m, x):
     h = m.body(x)
     with torch.no_grad():
         m.mean.mul_(0.9).add_(0.1 * h.mean(0))
     return m.head(torch.tanh(h - m.mean))
 
 
-def _running_mean_for_later(m: Network, x: Tensor) -> Tensor:
+def _running_mean_for_later(m, x):
     """Written from private rows and read in evaluation mode alone."""
     h = m.body(x)
     if m.training:
@@ -303,7 +298,7 @@ def _running_mean_for_later(m: Network, x: Tensor) -> Tensor:
     return m.head(torch.tanh(h))
 
 
-def _memory_bank(m: Network, x: Tensor) -> Tensor:
+def _memory_bank(m, x):
     h = F.normalize(m.body(x), dim=1)
     scores = h @ m.bank.clone().T
     with torch.no_grad():
@@ -312,22 +307,22 @@ def _memory_bank(m: Network, x: Tensor) -> Tensor:
     return m.head(h) + scores.sum(1, keepdim=True)
 
 
-def _counts_of_codes(m: Network, x: Tensor) -> Tensor:
+def _counts_of_codes(m, x):
     h = m.body(x)
     nearest = torch.cdist(h, m.bank[:, :6]).argmin(1)
     m.counts += torch.bincount(nearest, minlength=len(m.counts))
     return m.head(h + (m.bank[nearest] - h).detach())
 
 
-def _keep_in_attribute(m: Network, x: Tensor) -> Tensor:
+def _keep_in_attribute(m, x):
     h = m.body(x)
     previous = m.previous
     m.previous = h.detach().mean(0)
     return m.head(torch.tanh(h if previous is None else h - previous))
 
 
-def _with_state(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
+def _with_state(forward):
+    def build():
         buffers = {"mean": torch.zeros(6), "bank": torch.randn(4, 6), "counts": torch.zeros(4)}
         model = Network(forward, buffers, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
         model.previous = None
@@ -356,62 +351,62 @@ _add(
 # -- losses ----------------------------------------------------------------------------------------
 
 
-def _plain(model: nn.Module, batch: Batch) -> Tensor:
+def _plain(model, batch):
     return classify(model, batch)
 
 
-def _info_nce(model: nn.Module, batch: Batch) -> Tensor:
+def _info_nce(model, batch):
     x = batch[0]
     one, two = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1)
     return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
 
 
-def _info_nce_detached(model: nn.Module, batch: Batch) -> Tensor:
+def _info_nce_detached(model, batch):
     x = batch[0]
     one, two = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1).detach()
     return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
 
 
-def _in_batch_negatives_of_sampled_softmax(model: nn.Module, batch: Batch) -> Tensor:
+def _in_batch_negatives_of_sampled_softmax(model, batch):
     h = model(batch[0])
     scores = h @ h.detach().T
     return -scores.log_softmax(1).diagonal()
 
 
-def _mixup(model: nn.Module, batch: Batch) -> Tensor:
+def _mixup(model, batch):
     x, y = batch
     mixed = 0.7 * x + 0.3 * x.flip(0)
     return 0.7 * _plain(model, (mixed, y)) + 0.3 * _plain(model, (mixed, y.flip(0)))
 
 
-def _cutmix_of_labels(model: nn.Module, batch: Batch) -> Tensor:
+def _cutmix_of_labels(model, batch):
     x, y = batch
     return 0.7 * _plain(model, (x, y)) + 0.3 * _plain(model, (x, y.roll(1)))
 
 
-def _hardest(model: nn.Module, batch: Batch) -> Tensor:
+def _hardest(model, batch):
     """Only the hardest half of the batch counts."""
     losses = _plain(model, batch)
     return losses * (losses >= losses.median()).to(losses)
 
 
-def _sorted(model: nn.Module, batch: Batch) -> Tensor:
+def _sorted(model, batch):
     losses = _plain(model, batch)
     weights = torch.linspace(0, 1, len(losses), dtype=losses.dtype)
     return losses.sort().values * weights
 
 
-def _focal_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+def _focal_of_the_batch(model, batch):
     losses = _plain(model, batch)
     return losses * losses.detach().softmax(0) * len(losses)
 
 
-def _centred(model: nn.Module, batch: Batch) -> Tensor:
+def _centred(model, batch):
     losses = _plain(model, batch)
     return losses - losses.mean()
 
 
-def _baseline(model: nn.Module, batch: Batch) -> Tensor:
+def _baseline(model, batch):
     """As in reinforcement learning: advantages are standardised over the batch."""
     x, y = batch
     rewards = x[:, 0]
@@ -419,41 +414,41 @@ def _baseline(model: nn.Module, batch: Batch) -> Tensor:
     return advantages * _plain(model, batch)
 
 
-def _over_valid_labels(model: nn.Module, batch: Batch) -> Tensor:
+def _over_valid_labels(model, batch):
     """Divided by the number of labels of the whole batch that count."""
     x, y = batch
     mask = (y > 0).to(x)
     return _plain(model, batch) * mask / mask.sum().clamp(min=1)
 
 
-def _class_weights_of_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+def _class_weights_of_the_batch(model, batch):
     counts = torch.bincount(batch[1], minlength=3).clamp(min=1)
     return _plain(model, batch) / counts[batch[1]]
 
 
-def _weighted_mean(model: nn.Module, batch: Batch) -> Tensor:
+def _weighted_mean(model, batch):
     """A mean with class weights divides by the weights of the batch."""
     x, y = batch
     loss = F.cross_entropy(model(x), y, weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype))
     return loss.expand(len(x))
 
 
-def _mean_expanded(model: nn.Module, batch: Batch) -> Tensor:
+def _mean_expanded(model, batch):
     return _plain(model, batch).mean().expand(len(batch[1]))
 
 
-def _square_root_of_the_mean(model: nn.Module, batch: Batch) -> Tensor:
+def _square_root_of_the_mean(model, batch):
     losses = _plain(model, batch)
     return losses * losses.detach().mean().rsqrt()
 
 
-def _column_against_row(model: nn.Module, batch: Batch) -> Tensor:
+def _column_against_row(model, batch):
     """Outputs `[n, 1]` against targets `[n]` broadcast to `[n, n]`."""
     x, y = batch
     return (model(x)[:, :1] - y.to(x)).square().mean(1)
 
 
-def _decorrelated(model: nn.Module, batch: Batch) -> Tensor:
+def _decorrelated(model, batch):
     h = model(batch[0])
     h = h - h.mean(0)
     covariance = h.T @ h / len(h)
@@ -461,13 +456,13 @@ def _decorrelated(model: nn.Module, batch: Batch) -> Tensor:
     return _plain(model, batch) + off / len(h)
 
 
-def _load_balance(model: nn.Module, batch: Batch) -> Tensor:
+def _load_balance(model, batch):
     p = model(batch[0]).softmax(-1)
     share = F.one_hot(p.argmax(-1), 3).to(p).mean(0)
     return _plain(model, batch) + (share * p.mean(0)).sum()
 
 
-def _penalty_on_the_mean(model: nn.Module, batch: Batch) -> Tensor:
+def _penalty_on_the_mean(model, batch):
     x, y = batch
     x = x.detach().requires_grad_(True)
     losses = _plain(model, (x, y))
@@ -475,7 +470,7 @@ def _penalty_on_the_mean(model: nn.Module, batch: Batch) -> Tensor:
     return losses + slope.square().sum(1)
 
 
-def _penalty_on_the_norm_of_all(model: nn.Module, batch: Batch) -> Tensor:
+def _penalty_on_the_norm_of_all(model, batch):
     x, y = batch
     x = x.detach().requires_grad_(True)
     losses = _plain(model, (x, y))
@@ -483,19 +478,19 @@ def _penalty_on_the_norm_of_all(model: nn.Module, batch: Batch) -> Tensor:
     return losses + (slope.norm() - 1).square()
 
 
-def _maximum_mean_discrepancy(model: nn.Module, batch: Batch) -> Tensor:
+def _maximum_mean_discrepancy(model, batch):
     h = model(batch[0])
     return _plain(model, batch) + torch.exp(-torch.cdist(h, h).square()).mean(1)
 
 
-def _batch_hard_triplets(model: nn.Module, batch: Batch) -> Tensor:
+def _batch_hard_triplets(model, batch):
     h, y = model(batch[0]), batch[1]
     distance = torch.cdist(h, h)
     same = y[:, None] == y
     return F.relu((distance * same).amax(1) - distance.masked_fill(same, 9.0).amin(1) + 1)
 
 
-def _two_views_as_negatives(model: nn.Module, batch: Batch) -> Tensor:
+def _two_views_as_negatives(model, batch):
     x = batch[0]
     n = len(x)
     z = F.normalize(model(torch.cat([x, x + 0.1])), dim=1)
@@ -503,7 +498,7 @@ def _two_views_as_negatives(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(scores, torch.arange(2 * n).roll(n), reduction="none").view(2, n).sum(0)
 
 
-def _late(model: nn.Module, batch: Batch) -> Tensor:
+def _late(model, batch):
     losses = _plain(model, batch)
     return (
         losses
@@ -512,17 +507,17 @@ def _late(model: nn.Module, batch: Batch) -> Tensor:
     )
 
 
-def _only_if_all_agree(model: nn.Module, batch: Batch) -> Tensor:
+def _only_if_all_agree(model, batch):
     losses = _plain(model, batch)
     return losses * 2 if bool((batch[1] == batch[1][0]).all()) else losses
 
 
-def _clipped_by_the_batch(model: nn.Module, batch: Batch) -> Tensor:
+def _clipped_by_the_batch(model, batch):
     losses = _plain(model, batch)
     return losses.clamp(max=float(losses.mean()) * 1.02)
 
 
-def _skipped_if_not_finite(model: nn.Module, batch: Batch) -> Tensor:
+def _skipped_if_not_finite(model, batch):
     """A guard against overflow that scales the whole batch by its largest logit."""
     logits = model(batch[0])
     return F.cross_entropy(logits / logits.abs().max().detach(), batch[1], reduction="none")
@@ -571,12 +566,12 @@ _add(
 # -- lengths ---------------------------------------------------------------------------------------
 
 
-def _trimmed(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def _trimmed(m, x, lengths):
     """The mean runs over padding, whose length is that of the longest example."""
     return m.head(torch.tanh(m.inner(x[:, : int(lengths.max())])).mean(1))
 
 
-def _packed_state(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def _packed_state(m, x, lengths):
     """Sorted by length and never sorted back."""
     order = lengths.argsort(descending=True, stable=True)
     return m.head(torch.tanh(m.inner(x[order])).mean(1))
@@ -594,7 +589,7 @@ _add(
 )
 
 
-def _token_mean(model: nn.Module, batch: Batch) -> Tensor:
+def _token_mean(model, batch):
     """Each example's tokens over the number of tokens of the whole batch."""
     x, lengths, y = batch
     mask = (torch.arange(x.shape[1]) < lengths[:, None]).to(x)
@@ -614,12 +609,12 @@ _add(
 )
 
 
-def _frequencies(m: Network, ids: Tensor) -> Tensor:
+def _frequencies(m, ids):
     counts = torch.bincount(ids.flatten(), minlength=11).to(m.table.weight)
     return m.head((m.table(ids) / counts[ids].unsqueeze(-1)).sum(1))
 
 
-def _unique_lookup(m: Network, ids: Tensor) -> Tensor:
+def _unique_lookup(m, ids):
     """Sound in its values, but a bias runs over the unique ids of the batch."""
     unique, inverse = ids.unique(return_inverse=True)
     rows = m.table(unique)

@@ -5,7 +5,7 @@ loops.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.zoo.registry import (
@@ -32,15 +32,15 @@ _LAYERS = {
 }
 
 
-def _batch_first(layer: nn.Module, width: int = 4) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _batch_first(layer, width=4):
+    def forward(m, x):
         return m.head(m.layer(x)[0].mean(1))
 
     return Network(forward, layer=layer, head=nn.Linear(width, 3))
 
 
-def _sequence_first(layer: nn.Module, width: int = 4) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _sequence_first(layer, width=4):
+    def forward(m, x):
         return m.head(m.layer(x.transpose(0, 1))[0][-1])
 
     return Network(forward, layer=layer, head=nn.Linear(width, 3))
@@ -81,8 +81,8 @@ for _name in ("gru", "lstm"):
 
 
 @register("recurrent", SEQUENCE, classify)
-def gru_with_learnt_first_state() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def gru_with_learnt_first_state():
+    def forward(m, x):
         first = m.first.expand(1, x.shape[0], 4).contiguous()
         return m.head(m.layer(x, first)[0][:, -1])
 
@@ -94,8 +94,8 @@ def gru_with_learnt_first_state() -> nn.Module:
     )
 
 
-def _cell_loop(cell: nn.Module, has_memory: bool) -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def _cell_loop(cell, has_memory):
+    def forward(m, x):
         h = x.new_zeros(x.shape[0], 4)
         c = torch.zeros_like(h)
         for t in range(x.shape[1]):
@@ -120,8 +120,8 @@ add_architecture(
 
 
 @register("recurrent", SEQUENCE, classify)
-def cell_that_begins_with_no_state() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def cell_that_begins_with_no_state():
+    def forward(m, x):
         state = None
         for step in x.unbind(1):
             state = m.cell(step, state)
@@ -131,8 +131,8 @@ def cell_that_begins_with_no_state() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def packed_lstm() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def packed_lstm():
+    def forward(m, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         _, (h, _) = m.layer(packed)
         return m.head(h[-1])
@@ -141,8 +141,8 @@ def packed_lstm() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def packed_bidirectional_gru_padded_again() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def packed_bidirectional_gru_padded_again():
+    def forward(m, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         out, _ = pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=x.shape[1])
         return m.head(out.sum(1))
@@ -155,8 +155,8 @@ def packed_bidirectional_gru_padded_again() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def sorted_by_hand_then_packed() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def sorted_by_hand_then_packed():
+    def forward(m, x, lengths):
         ordered, order = lengths.sort(descending=True)
         packed = pack_padded_sequence(x[order], ordered, batch_first=True)
         _, h = m.layer(packed)
@@ -166,8 +166,8 @@ def sorted_by_hand_then_packed() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def rows_sorted_inside_forward() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def rows_sorted_inside_forward():
+    def forward(m, x, lengths):
         order = lengths.argsort(descending=True, stable=True)
         h = torch.tanh(m.inner(x[order]))
         return m.head(h[order.argsort()].mean(1))
@@ -176,8 +176,8 @@ def rows_sorted_inside_forward() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def rows_sorted_and_scattered_back() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def rows_sorted_and_scattered_back():
+    def forward(m, x, lengths):
         order = lengths.argsort()
         h = torch.tanh(m.inner(x.index_select(0, order))).mean(1)
         back = torch.zeros_like(h).index_copy(0, order, h)
@@ -187,10 +187,10 @@ def rows_sorted_and_scattered_back() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def valid_positions_selected_by_mask() -> nn.Module:
+def valid_positions_selected_by_mask():
     """Positions of all examples are gathered into `[sum of lengths, d]` and written back."""
 
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, x, lengths):
         mask = torch.arange(x.shape[1]) < lengths[:, None]
         h = torch.tanh(m.inner(x[mask]))
         out = x.new_zeros(*x.shape[:2], 4)
@@ -201,10 +201,10 @@ def valid_positions_selected_by_mask() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def trimmed_to_the_longest_with_a_mask() -> nn.Module:
+def trimmed_to_the_longest_with_a_mask():
     """The batch decides the length, but masks keep every example apart."""
 
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, x, lengths):
         x = x[:, : int(lengths.max())]
         mask = (torch.arange(x.shape[1]) < lengths[:, None]).unsqueeze(-1)
         return m.head((torch.tanh(m.inner(x)) * mask).sum(1) / lengths[:, None])
@@ -213,8 +213,8 @@ def trimmed_to_the_longest_with_a_mask() -> nn.Module:
 
 
 @register("recurrent", ragged(), classify)
-def rows_shuffled_at_random_and_back() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def rows_shuffled_at_random_and_back():
+    def forward(m, x, lengths):
         order = torch.randperm(len(x))
         h = torch.tanh(m.inner(x[order])).mean(1)
         return m.head(h[torch.argsort(order)])
@@ -223,8 +223,8 @@ def rows_shuffled_at_random_and_back() -> nn.Module:
 
 
 @register("recurrent", texts(), next_token)
-def lstm_language_model_tied_and_flattened() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def lstm_language_model_tied_and_flattened():
+    def forward(m, ids):
         out, _ = m.layer(m.embed(ids))
         logits = m.head(out.reshape(-1, 4))
         return logits.view(*ids.shape, -1)
@@ -240,5 +240,5 @@ def lstm_language_model_tied_and_flattened() -> nn.Module:
 
 
 @register("recurrent", SEQUENCE, classify, is_random=True)
-def lstm_with_dropout_between_layers() -> nn.Module:
+def lstm_with_dropout_between_layers():
     return _batch_first(nn.LSTM(3, 6, num_layers=2, dropout=0.3, batch_first=True), 6)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from tests.zoo.registry import (
-    Batch,
     Network,
     classify,
     generator_of,
@@ -26,15 +25,15 @@ VECTORS = vectors()
 # -- mixtures of experts ---------------------------------------------------------------------------
 
 
-def _experts(count: int = 3) -> nn.ModuleList:
+def _experts(count=3):
     return nn.ModuleList(
         nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)) for _ in range(count)
     )
 
 
 @register("experts", VECTORS, classify)
-def sparse_experts_by_nonzero() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def sparse_experts_by_nonzero():
+    def forward(m, x):
         weights, chosen = m.gate(x).softmax(-1).topk(1, dim=-1)
         out = torch.zeros_like(x)
         for i, expert in enumerate(m.experts):
@@ -47,12 +46,12 @@ def sparse_experts_by_nonzero() -> nn.Module:
 
 
 @register("experts", VECTORS, classify)
-def sparse_experts_by_index_add() -> nn.Module:
+def sparse_experts_by_index_add():
     """As in Mixtral: top two of three experts, tokens gathered and added back, every expert
     called.
     """
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         weights, chosen = m.gate(x).softmax(-1).topk(2, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
         mask = F.one_hot(chosen, 3).permute(2, 1, 0)
@@ -66,8 +65,8 @@ def sparse_experts_by_index_add() -> nn.Module:
 
 
 @register("experts", SEQUENCE, classify)
-def experts_dispatched_by_one_hot() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def experts_dispatched_by_one_hot():
+    def forward(m, x):
         probabilities = m.gate(x).softmax(-1)
         dispatch = F.one_hot(probabilities.argmax(-1), 3).to(x)
         gathered = torch.einsum("nte,ntd->entd", dispatch, x)
@@ -85,10 +84,10 @@ def experts_dispatched_by_one_hot() -> nn.Module:
 
 
 @register("experts", VECTORS, classify)
-def experts_sorted_by_choice() -> nn.Module:
+def experts_sorted_by_choice():
     """Rows are sorted by expert, split into runs of public number, and sorted back."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         weights, chosen = m.gate(x).softmax(-1).max(-1)
         order = chosen.argsort(stable=True)
         counts = torch.bincount(chosen, minlength=3).tolist()
@@ -105,8 +104,8 @@ def experts_sorted_by_choice() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def weights_from_the_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def weights_from_the_example():
+    def forward(m, x):
         w = m.hyper(x).view(-1, 3, 4)
         return torch.bmm(w, x.unsqueeze(-1)).squeeze(-1)
 
@@ -114,8 +113,8 @@ def weights_from_the_example() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def weights_from_a_learnt_vector() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def weights_from_a_learnt_vector():
+    def forward(m, x):
         w = m.hyper(m.code).view(3, 4)
         return F.linear(torch.tanh(x), w)
 
@@ -123,12 +122,12 @@ def weights_from_a_learnt_vector() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def weights_from_public_class_attributes() -> nn.Module:
+def weights_from_public_class_attributes():
     """Zero-shot classifier: class attributes go through a network, and logits are products with
     them.
     """
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         classes = m.describe(m.attributes)
         return F.normalize(m.embed(x), dim=-1) @ F.normalize(classes, dim=-1).T * 3
 
@@ -141,8 +140,8 @@ def weights_from_public_class_attributes() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def functional_call_with_generated_weights() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def functional_call_with_generated_weights():
+    def forward(m, x):
         generated = {"weight": m.hyper(m.code).view(3, 4), "bias": m.shift}
         return functional_call(m.target, generated, (x,))
 
@@ -158,10 +157,10 @@ def functional_call_with_generated_weights() -> nn.Module:
 
 
 @register("hypernetworks", VECTORS, classify)
-def fast_weights_by_an_inner_step() -> nn.Module:
+def fast_weights_by_an_inner_step():
     """One gradient step on each example's own inner loss, written in closed form."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         w = m.start.expand(len(x), -1, -1)
         error = torch.bmm(w, x.unsqueeze(-1)) - m.aim(x).unsqueeze(-1)
         w = w - 0.1 * error @ x.unsqueeze(1)
@@ -173,7 +172,7 @@ def fast_weights_by_an_inner_step() -> nn.Module:
 # -- graphs ----------------------------------------------------------------------------------------
 
 
-def _graphs(n: int) -> Batch:
+def _graphs(n):
     g = generator_of(n)
     nodes = normal(n, 4, 3, generator=g)
     edges = (torch.rand(n, 4, 4, generator=g) < 0.5).double()
@@ -181,8 +180,8 @@ def _graphs(n: int) -> Batch:
 
 
 @register("graphs", _graphs, classify)
-def message_passing_over_pairs() -> nn.Module:
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+def message_passing_over_pairs():
+    def forward(m, x, a):
         n, k, d = x.shape
         pairs = torch.cat(
             [x.unsqueeze(2).expand(n, k, k, d), x.unsqueeze(1).expand(n, k, k, d)], -1
@@ -195,12 +194,12 @@ def message_passing_over_pairs() -> nn.Module:
 
 
 @register("graphs", _graphs, classify)
-def graph_union_by_scatter() -> nn.Module:
+def graph_union_by_scatter():
     """Graphs joined into one large graph, as in PyTorch Geometric: nodes and edges of all examples
     in one axis.
     """
 
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+    def forward(m, x, a):
         n, k, d = x.shape
         nodes = x.reshape(n * k, d)
         graph, source, target = a.nonzero(as_tuple=True)
@@ -216,8 +215,8 @@ def graph_union_by_scatter() -> nn.Module:
 
 
 @register("graphs", _graphs, classify)
-def graph_union_by_block_diagonal() -> nn.Module:
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+def graph_union_by_block_diagonal():
+    def forward(m, x, a):
         n, k, d = x.shape
         joined = torch.block_diag(*a)
         h = torch.relu(m.one(joined @ x.reshape(n * k, d)))
@@ -227,10 +226,10 @@ def graph_union_by_block_diagonal() -> nn.Module:
 
 
 @register("graphs", _graphs, classify)
-def public_graph_of_labels() -> nn.Module:
+def public_graph_of_labels():
     """Class embeddings pass through a graph network of their own before they meet an example."""
 
-    def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
+    def forward(m, x, a):
         labels = torch.relu(m.mix(m.adjacency @ m.labels))
         return m.embed((a @ x).mean(1)) @ labels.T
 
@@ -247,8 +246,8 @@ def public_graph_of_labels() -> nn.Module:
 
 
 @register("sets", SEQUENCE, classify)
-def nearest_neighbours_within_an_example() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def nearest_neighbours_within_an_example():
+    def forward(m, x):
         n = x.shape[0]
         near = torch.cdist(x, x).topk(2, largest=False).indices
         rows = torch.arange(n)[:, None, None]
@@ -264,10 +263,10 @@ def nearest_neighbours_within_an_example() -> nn.Module:
 
 
 @register("sets", SEQUENCE, classify)
-def neighbours_by_flat_index() -> nn.Module:
+def neighbours_by_flat_index():
     """Shift the indices of each example by an offset into the folded axis."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         n, k, d = x.shape
         near = torch.cdist(x, x).topk(2, largest=False).indices
         flat = (near + k * torch.arange(n)[:, None, None]).view(-1)
@@ -277,7 +276,7 @@ def neighbours_by_flat_index() -> nn.Module:
     return Network(forward, edge=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _ratings(n: int) -> Batch:
+def _ratings(n):
     g = generator_of(n)
     return (
         torch.randint(0, 6, (n,), generator=g),
@@ -286,14 +285,14 @@ def _ratings(n: int) -> Batch:
     )
 
 
-def _rating_loss(model: nn.Module, batch: Batch) -> Tensor:
+def _rating_loss(model, batch):
     users, items, ratings = batch
     return (model(users, items) - ratings).square()
 
 
 @register("sets", _ratings, _rating_loss)
-def item_scores_over_the_whole_catalogue() -> nn.Module:
-    def forward(m: Network, users: Tensor, items: Tensor) -> Tensor:
+def item_scores_over_the_whole_catalogue():
+    def forward(m, users, items):
         scores = m.users(users) @ m.tower(m.items.weight).T
         return scores.gather(1, items[:, None]).squeeze(1)
 

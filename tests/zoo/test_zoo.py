@@ -5,12 +5,11 @@ where it mixes examples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
 from tests.zoo.known_failures import KNOWN_FAILURES
-from tests.zoo.registry import SOUND, Architecture
+from tests.zoo.registry import SOUND
 from tests.zoo.run import PACKAGE, compare, from_the_library, select_entries
 
 ALL = select_entries()
@@ -31,11 +30,11 @@ PRECONDITIONED = (
 )
 
 
-def get_name(architecture: Architecture) -> str:
+def get_name(architecture):
     return architecture.name
 
 
-def select_quick(architectures: Iterable[Architecture]) -> list[str]:
+def select_quick(architectures):
     """Return the names that `make test` takes: every model that must or may be refused, and one in
     six sound models of a family (in sixteen where a library makes the model).
     """
@@ -52,7 +51,7 @@ def select_quick(architectures: Iterable[Architecture]) -> list[str]:
 
 @pytest.mark.quick(*select_quick(ALL))
 @pytest.mark.parametrize("architecture", ALL, ids=get_name)
-def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Architecture) -> None:
+def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture):
     result = compare(architecture)
     if architecture.name in KNOWN_FAILURES:
         assert not result.is_good, (
@@ -64,7 +63,7 @@ def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Ar
 
 @pytest.mark.quick("bart_eager", "packed_lstm", "hierarchical_documents", "loss_of_triplets")
 @pytest.mark.parametrize("name", PRECONDITIONED)
-def test_an_architecture_trains_with_a_preconditioner(name: str) -> None:
+def test_an_architecture_trains_with_a_preconditioner(name):
     """Layers whose examples the probe cannot tell apart keep the identity."""
     entries = {
         architecture.name: architecture
@@ -74,7 +73,7 @@ def test_an_architecture_trains_with_a_preconditioner(name: str) -> None:
     assert result.is_good, f"{result.outcome}: {result.detail}"
 
 
-def test_known_failures_are_entries() -> None:
+def test_known_failures_are_entries():
     assert set(KNOWN_FAILURES) <= {
         architecture.name for architecture in select_entries(with_missing_packages=True)
     }
@@ -88,7 +87,7 @@ def test_known_failures_are_entries() -> None:
         ("/x/dpkfc/.venv/lib/torch/functional.py", False),
     ],
 )
-def test_an_error_of_torch_is_not_a_refusal_in_any_checkout(path: object, is_ours: bool) -> None:
+def test_an_error_of_torch_is_not_a_refusal_in_any_checkout(path, is_ours):
     with pytest.raises(ValueError) as raised:
         exec(compile("raise ValueError", str(path), "exec"))
     assert from_the_library(raised.value) is is_ours

@@ -4,18 +4,15 @@ that leave torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.zoo.registry import (
     MIXING,
     SOUND,
     UNCLEAR,
-    Batch,
     Network,
     add_architecture,
     classify,
@@ -34,10 +31,10 @@ SQUARE = tensors((5, 5))
 SEQUENCE = tensors((3, 4))
 
 
-def _inner(change: Callable[[Tensor], Tensor], width: int = 6) -> Callable[[], nn.Module]:
+def _inner(change, width=6):
     """Build a perceptron whose hidden layer `[n, width]` goes through a function."""
 
-    def build() -> nn.Module:
+    def build():
         return Network(
             lambda m, x: m.head(torch.tanh(change(m.body(x)))),
             body=nn.Linear(4, width),
@@ -48,13 +45,13 @@ def _inner(change: Callable[[Tensor], Tensor], width: int = 6) -> Callable[[], n
 
 
 def _add(
-    name: str,
-    kind: str,
-    change: Callable[[Tensor], Tensor],
-    width: int = 6,
+    name,
+    kind,
+    change,
+    width=6,
     *,
-    is_random: bool = False,
-) -> None:
+    is_random=False,
+):
     name = f"mixes_{name}" if kind == MIXING else name
     size = 5 if kind == MIXING else None
     add_architecture(
@@ -166,41 +163,41 @@ _add("random_permutation_of_features", UNCLEAR, lambda h: h[:, torch.arange(6).f
 # -- numbers that leave torch ----------------------------------------------------------------------
 
 
-def _rounded_by_numpy(h: Tensor) -> Tensor:
+def _rounded_by_numpy(h):
     return h + torch.from_numpy(h.detach().numpy().round(1))
 
 
-def _mean_by_numpy(h: Tensor) -> Tensor:
+def _mean_by_numpy(h):
     return h - torch.from_numpy(h.detach().numpy().mean(0))
 
 
-def _mean_by_lists(h: Tensor) -> Tensor:
+def _mean_by_lists(h):
     rows = h.tolist()
     return h - torch.tensor(
         [sum(column) / len(rows) for column in zip(*rows, strict=True)], dtype=h.dtype
     )
 
 
-def _scaled_by_items(h: Tensor) -> Tensor:
+def _scaled_by_items(h):
     """Each row is scaled by a Python number of its own."""
     return torch.stack([row / (1 + abs(row[0].item())) for row in h])
 
 
-def _scaled_by_an_item_of_row_zero(h: Tensor) -> Tensor:
+def _scaled_by_an_item_of_row_zero(h):
     return h / (1 + abs(h[0, 0].item()))
 
 
-def _data_attribute(h: Tensor) -> Tensor:
+def _data_attribute(h):
     return h - h.data.mean(0)
 
 
-def _storage(h: Tensor) -> Tensor:
+def _storage(h):
     """All rows are read through the storage of the tensor."""
     flat = torch.as_strided(h, (h.numel(),), (1,))
     return h + 0.1 * flat.roll(1).view_as(h)
 
 
-def _strided_view(h: Tensor) -> Tensor:
+def _strided_view(h):
     return torch.as_strided(h, (len(h), 3), (6, 2)).repeat(1, 2)
 
 
@@ -218,12 +215,12 @@ class _NumpyFunction(torch.autograd.Function):
     """An operation written in NumPy with a gradient of its own."""
 
     @staticmethod
-    def forward(ctx: object, h: Tensor) -> Tensor:
+    def forward(ctx, h):
         ctx.save_for_backward(h)
         return torch.from_numpy(h.detach().numpy() ** 2)
 
     @staticmethod
-    def backward(ctx: object, g: Tensor) -> Tensor:
+    def backward(ctx, g):
         (h,) = ctx.saved_tensors
         return 2 * h * g
 
@@ -231,15 +228,15 @@ class _NumpyFunction(torch.autograd.Function):
 _add("own_function_in_numpy", SOUND, _NumpyFunction.apply)
 
 
-def _mixes_now_and_then(h: Tensor) -> Tensor:
+def _mixes_now_and_then(h):
     return h + 0.3 * h.roll(1, 0) if float(torch.rand(())) < 0.125 else h
 
 
-def _partner_with_small_probability(h: Tensor) -> Tensor:
+def _partner_with_small_probability(h):
     return h + (torch.rand(len(h), 1) < 0.02) * h.roll(1, 0)
 
 
-def _mixes_where_a_feature_is_large(h: Tensor) -> Tensor:
+def _mixes_where_a_feature_is_large(h):
     """Mixes only in batches that hold a rare row."""
     return h - 0.5 * h.mean(0) if float(h.max()) > 2.5 else h
 
@@ -252,7 +249,7 @@ _add("mixing_with_small_probability", UNCLEAR, _partner_with_small_probability)
 # -- equal lengths ---------------------------------------------------------------------------------
 
 
-def _square(name: str, kind: str, forward: Callable[..., Tensor]) -> None:
+def _square(name, kind, forward):
     name = f"mixes_{name}" if kind == MIXING else name
     size = 5 if kind == MIXING else None
     build = lambda: Network(forward, body=nn.Linear(5, 5), head=nn.Linear(5, 3))  # noqa: E731
@@ -300,10 +297,10 @@ _square(
 
 
 @register("traps", VECTORS, classify)
-def public_support_set_in_another_call() -> nn.Module:
+def public_support_set_in_another_call():
     """Prototypes are means of encoded public rows; the encoder is shared with the private rows."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         prototypes = m.encode(m.support).view(3, 2, 4).mean(1)
         return -torch.cdist(m.encode(x), prototypes).square()
 
@@ -313,8 +310,8 @@ def public_support_set_in_another_call() -> nn.Module:
 
 
 @register("traps", VECTORS, classify)
-def public_support_set_in_the_same_call() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def public_support_set_in_the_same_call():
+    def forward(m, x):
         h = m.encode(torch.cat([m.support, x]))
         prototypes = h[:6].view(3, 2, 4).mean(1)
         return h[6:] @ prototypes.T
@@ -325,8 +322,8 @@ def public_support_set_in_the_same_call() -> nn.Module:
 
 
 @register("traps", VECTORS, classify)
-def public_sparse_matrix() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def public_sparse_matrix():
+    def forward(m, x):
         return m.head(torch.tanh(torch.sparse.mm(m.graph, m.body(x).T).T))
 
     graph = torch.tensor([[1.0, 0, 0, 2], [0, 0, 1, 0], [0, 3, 0, 0]]).to_sparse()
@@ -334,8 +331,8 @@ def public_sparse_matrix() -> nn.Module:
 
 
 @register("traps", VECTORS, classify)
-def parameter_that_reaches_the_loss_twice() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def parameter_that_reaches_the_loss_twice():
+    def forward(m, x):
         h = F.linear(x, m.w) + m.w.sum(1)
         return F.linear(torch.tanh(h), m.w.T)[:, :3] + m.w.diagonal()[:3]
 
@@ -343,10 +340,10 @@ def parameter_that_reaches_the_loss_twice() -> nn.Module:
 
 
 @register("traps", VECTORS, classify)
-def layer_called_on_one_public_row() -> nn.Module:
+def layer_called_on_one_public_row():
     """The first row of every intermediate result is public: a batch of one beside a batch of n."""
 
-    def forward(m: Network, x: Tensor) -> Tensor:
+    def forward(m, x):
         start = torch.tanh(m.body(m.start))
         return m.head(torch.tanh(m.body(x)) + start) + m.head(start)
 
@@ -354,8 +351,8 @@ def layer_called_on_one_public_row() -> nn.Module:
 
 
 @register("traps", SEQUENCE, classify)
-def recurrent_layer_on_a_public_sequence() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def recurrent_layer_on_a_public_sequence():
+    def forward(m, x):
         context = m.layer(m.public)[1][0]
         return m.head(m.layer(x)[1][0] + context)
 
@@ -368,8 +365,8 @@ def recurrent_layer_on_a_public_sequence() -> nn.Module:
 
 
 @register("traps", SEQUENCE, classify)
-def convolution_of_a_public_tensor() -> nn.Module:
-    def forward(m: Network, x: Tensor) -> Tensor:
+def convolution_of_a_public_tensor():
+    def forward(m, x):
         waves = m.conv(m.waves.unsqueeze(0))
         return m.head(torch.relu(m.conv(x.transpose(1, 2)) + waves).mean(2))
 
@@ -377,8 +374,8 @@ def convolution_of_a_public_tensor() -> nn.Module:
 
 
 @register("traps", words(t=5), classify)
-def words_as_many_as_examples() -> nn.Module:
-    def forward(m: Network, ids: Tensor) -> Tensor:
+def words_as_many_as_examples():
+    def forward(m, ids):
         places = m.places(torch.arange(5))
         x = m.table(ids) * torch.tanh(m.mix(places))
         return m.head(x.sum(1))
@@ -395,7 +392,7 @@ def words_as_many_as_examples() -> nn.Module:
 # -- rare rows -------------------------------------------------------------------------------------
 
 
-def _rare_lengths(n: int) -> Batch:
+def _rare_lengths(n):
     """All examples have one length but the last few, which are longer."""
     g = generator_of(n)
     lengths = torch.full((n,), 4)
@@ -404,8 +401,8 @@ def _rare_lengths(n: int) -> Batch:
 
 
 @register("traps", _rare_lengths, classify, size=16)
-def rows_sorted_by_rare_lengths() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def rows_sorted_by_rare_lengths():
+    def forward(m, x, lengths):
         order = lengths.argsort(descending=True, stable=True)
         h = torch.tanh(m.inner(x[order]))
         return m.head(h[order.argsort()].mean(1))
@@ -414,8 +411,8 @@ def rows_sorted_by_rare_lengths() -> nn.Module:
 
 
 @register("traps", _rare_lengths, classify, size=16)
-def packed_lstm_of_rare_lengths() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def packed_lstm_of_rare_lengths():
+    def forward(m, x, lengths):
         packed = nn.utils.rnn.pack_padded_sequence(
             x, lengths, batch_first=True, enforce_sorted=False
         )
@@ -433,16 +430,16 @@ RARE = {"size": 4, "steps": 12, "records": 60}
 
 
 @register("traps", _rare_lengths, classify, **RARE)
-def rows_sorted_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+def rows_sorted_by_lengths_that_are_rare_in_the_data():
     """Most batches hold no long example, so that nothing is reordered in them."""
     return rows_sorted_by_rare_lengths()
 
 
 @register("traps", _rare_lengths, classify, **RARE)
-def rows_split_by_lengths_that_are_rare_in_the_data() -> nn.Module:
+def rows_split_by_lengths_that_are_rare_in_the_data():
     """Long examples take a branch of their own."""
 
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, x, lengths):
         h = torch.tanh(m.inner(x)).mean(1)
         rows = (lengths > 4).nonzero().squeeze(1)
         if len(rows):
@@ -452,7 +449,7 @@ def rows_split_by_lengths_that_are_rare_in_the_data() -> nn.Module:
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-def _mostly_one_word(n: int) -> Batch:
+def _mostly_one_word(n):
     g = generator_of(n)
     lengths = torch.ones(n, dtype=torch.long)
     lengths[::3] = 3
@@ -464,10 +461,10 @@ def _mostly_one_word(n: int) -> Batch:
 
 
 @register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
-def positions_of_texts_trimmed_to_the_longest() -> nn.Module:
+def positions_of_texts_trimmed_to_the_longest():
     """Batches whose longest text has one word look up one position."""
 
-    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, ids, lengths):
         ids = ids[:, : int(lengths.max())]
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).unsqueeze(-1)
         x = m.table(ids) + m.places(torch.arange(ids.shape[1]))
@@ -483,8 +480,8 @@ def positions_of_texts_trimmed_to_the_longest() -> nn.Module:
 
 
 @register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
-def bidirectional_rnn_with_one_active_sequence_at_the_end() -> nn.Module:
-    def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
+def bidirectional_rnn_with_one_active_sequence_at_the_end():
+    def forward(m, ids, lengths):
         packed = nn.utils.rnn.pack_padded_sequence(
             m.table(ids), lengths, batch_first=True, enforce_sorted=False
         )
@@ -502,10 +499,10 @@ def bidirectional_rnn_with_one_active_sequence_at_the_end() -> nn.Module:
 
 
 @register("traps", _rare_lengths, classify, size=16)
-def attention_without_a_mask_where_none_is_needed() -> nn.Module:
+def attention_without_a_mask_where_none_is_needed():
     """As in transformers: the mask is left out where all of it would be ones."""
 
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, x, lengths):
         mask = torch.arange(x.shape[1]) < lengths[:, None]
         if bool(mask.all()):
             h = F.scaled_dot_product_attention(x, x, m.value(x))
@@ -517,8 +514,8 @@ def attention_without_a_mask_where_none_is_needed() -> nn.Module:
 
 
 @register("traps", ragged(), classify)
-def sequences_cut_and_padded_inside() -> nn.Module:
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+def sequences_cut_and_padded_inside():
+    def forward(m, x, lengths):
         pieces = [row[:k] for row, k in zip(x, lengths.tolist(), strict=True)]
         padded = pad_sequence(pieces, batch_first=True)
         return m.head(
@@ -530,12 +527,12 @@ def sequences_cut_and_padded_inside() -> nn.Module:
 
 
 @register("traps", ragged(), classify)
-def varlen_positions_by_cumulative_lengths() -> nn.Module:
+def varlen_positions_by_cumulative_lengths():
     """Tokens of all examples in one row, attention restricted to blocks of one example, as in
     varlen kernels.
     """
 
-    def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(m, x, lengths):
         mask = torch.arange(x.shape[1]) < lengths[:, None]
         tokens = x[mask]
         owner = torch.arange(len(x)).repeat_interleave(lengths)
@@ -551,11 +548,11 @@ def varlen_positions_by_cumulative_lengths() -> nn.Module:
 # -- losses in another order -----------------------------------------------------------------------
 
 
-def _another_order(model: nn.Module, batch: Batch) -> Tensor:
+def _another_order(model, batch):
     return classify(model, batch).flip(0)
 
 
-def _two_halves(model: nn.Module, batch: Batch) -> Tensor:
+def _two_halves(model, batch):
     x, y = batch
     half = (len(x) + 1) // 2
     parts = [classify(model, (x[:half], y[:half]))]
@@ -564,7 +561,7 @@ def _two_halves(model: nn.Module, batch: Batch) -> Tensor:
     return torch.cat(parts)
 
 
-def _mlp() -> nn.Module:
+def _mlp():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
