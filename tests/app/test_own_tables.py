@@ -183,7 +183,7 @@ def test_one_more_row_without_a_person_moves_no_other_row(tmp_path, nobody):
         path.write_text("a,y,who\n" + "\n".join(rows) + "\n", "utf-8")
         data = split_records(encode_table(path, schema), 0, 0, "t")
         assert data.size == len(data.train[1])  # each row is a unit of its own
-        return Counter(data.train[0][:, 0].tolist())
+        return Counter(data.train[0][:][:, 0].tolist())
 
     rows = [f"{row // 2},0,{nobody}" for row in range(200)]
     before, after = train_of(rows), train_of([f"999,0,{nobody}", *rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from dpkfc.app import train as training
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import csv_blocks, rows
 from dpkfc.app.owndata.columns import Column
+from dpkfc.app.owndata.file_rows import all_rows
 from dpkfc.app.owndata.files import Share, encode_table, encode_texts
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import KEPT
@@ -183,7 +185,7 @@ def test_training_opens_data_and_schema_once_and_leaves_no_row(tmp_path):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     config, recipe = configure(chosen)
     data = recipe.data(config)
-    whole = torch.cat([data.train[0], data.test[0]]).numpy()
+    whole = torch.cat([data.train[0][:], data.test[0][:]]).numpy()
     assert np.array_equal(np.load(kept, mmap_mode="r"), whole)
 
 
@@ -230,7 +232,35 @@ def test_rows_in_a_file_are_split_as_rows_in_memory(tmp_path, monkeypatch):
     mapped, plain = split_records(records, 20, 1, "t"), split_records(held, 20, 1, "t")
     for split in ("train", "test", "validation"):
         for part, same in zip(getattr(mapped, split), getattr(plain, split), strict=True):
-            assert torch.equal(part, same)
+            assert torch.equal(part[:], same)
+
+
+def test_rows_of_a_file_are_read_as_rows_of_a_tensor(tmp_path):
+    numbers = np.arange(60, dtype=np.float32).reshape(20, 3)
+    file = rows.RowFile(3, tmp_path)
+    file.append(numbers)
+    stored, tensor = all_rows(file).take(slice(4, 18)), torch.from_numpy(numbers)[4:18]
+    chosen = (
+        [3, -1, np.int64(2)],
+        torch.tensor([0, 5]),
+        slice(2, 9, 3),
+        slice(0, 0),
+        tensor[:, 0] > 30,
+    )
+    for some in chosen:
+        assert torch.equal(stored[some], tensor[some])
+        assert torch.equal(stored.take(some)[:], tensor[some])
+    assert torch.equal(stored[-2], tensor[-2])
+    assert torch.equal(torch.stack(list(stored)), tensor)
+    assert torch.equal(torch.cat(list(stored.split(4))), tensor)
+    # A worker process that cannot open the file gets a tensor.
+    assert torch.equal(pickle.loads(pickle.dumps(stored)), tensor)
+    # What a batch does to its rows does not reach the file.
+    stored[:].zero_()
+    assert torch.equal(stored[:], tensor)
+    with pytest.raises(IndexError):
+        stored[[14]]
+    assert all_rows(rows.RowFile(3, tmp_path))[:].shape == (0, 3)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from dpkfc.data.loading import Indices, is_map_style, tensors_of
-from dpkfc.data.sparse import SparseRows
+from dpkfc.data.stored_rows import StoredRows
 
 # --------------------------------------------------------------------------------------------------
 # Repeated and shared records: refused, or compared where a user asks for it.
@@ -77,11 +77,11 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
 
 def _inputs(data: Any) -> Iterator[Any]:
     """Yield the input of every example."""
-    tensors = tensors_of(data, Tensor | SparseRows | np.ndarray)
+    tensors = tensors_of(data, Tensor | StoredRows | np.ndarray)
     if tensors is not None:
         # The columns of a dataset, of which the first is the input.
         data = tensors[0]
-    if isinstance(data, Tensor | SparseRows | np.ndarray):
+    if isinstance(data, Tensor | StoredRows | np.ndarray):
         yield from data
     elif isinstance(data, Mapping):
         columns = _input_of(data)

@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from dpkfc.data.sparse import SparseRows
+from dpkfc.data.stored_rows import StoredRows
 
 Collate = Callable[[list[Any]], Any]
 Indices = NDArray[np.int64]
@@ -209,7 +209,7 @@ class RowDataset(Dataset[Any]):
         return tuple(x[index] for x in self._tensors)
 
 
-def tensors_of(source: Any, kinds: Any = Tensor | SparseRows) -> tuple[Any, ...] | None:
+def tensors_of(source: Any, kinds: Any = Tensor | StoredRows) -> tuple[Any, ...] | None:
     """Return the tensors of a dataset with a common first axis, None for another dataset.
 
     Args:

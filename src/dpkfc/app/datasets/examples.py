@@ -78,10 +78,10 @@ class ExampleSet:
 
 
 def choose_rows(inputs: Any, rows: Any) -> Any:
-    """Return some rows of a tensor, or of sparse rows, which stay sparse."""
-    from dpkfc.data.sparse import SparseRows
+    """Return some rows of a tensor, or of rows in another form, which stay in it."""
+    from torch import Tensor
 
-    return inputs.take(rows) if isinstance(inputs, SparseRows) else inputs[rows]
+    return inputs[rows] if isinstance(inputs, Tensor) else inputs.take(rows)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
     from torch import Tensor
 
+    from dpkfc.data.stored_rows import StoredRows
+
 
 # Magnitudes from 2⁻²⁰ to 2⁴¹; smaller ones count as zero, larger ones as the largest.
 _LEAST_POWER, _GREATEST_POWER = -20, 40
@@ -29,6 +31,8 @@ DEFAULT_BOUNDS = (-1.0, 1.0)
 _FALSE_ALARM = 1e-3
 # Weights are multiples of this, so that float64 adds them without rounding.
 _WEIGHT = 2**20
+# Rows that are read at once.
+_ROWS = 2**16
 
 
 def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -48,7 +52,7 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def count_bins(
-    inputs: Tensor, places: Sequence[int], units: Tensor | None = None
+    inputs: Tensor | StoredRows, places: Sequence[int], units: Tensor | None = None
 ) -> NDArray[np.float64]:
     """Return the counts of all bins of some columns. PRIVATE.
 
@@ -67,14 +71,18 @@ def count_bins(
     if units is not None:
         _, numbers, sizes = np.unique(units.numpy(), return_inverse=True, return_counts=True)
         weights = (_WEIGHT // sizes[numbers]) / _WEIGHT
-    counts = []
-    for place in places:
-        bins = inputs[:, place].numpy().astype(np.int64)
-        is_present = inputs[:, place + 1].numpy() == 0
-        is_counted = (bins != NO_BIN) & is_present
-        counted = bins[is_counted]
-        counts.append(np.bincount(counted, weights[is_counted], BINS))
-    return np.concatenate(counts)
+    counts = np.zeros((len(places), BINS))
+    first = 0
+    for rows in inputs.split(_ROWS):
+        last = first + len(rows)
+        for column, place in enumerate(places):
+            bins = rows[:, place].numpy().astype(np.int64)
+            is_present = rows[:, place + 1].numpy() == 0
+            is_counted = (bins != NO_BIN) & is_present
+            counted = bins[is_counted]
+            counts[column] += np.bincount(counted, weights[first:last][is_counted], BINS)
+        first = last
+    return counts.ravel()
 
 
 def norm_of(columns: int) -> float:

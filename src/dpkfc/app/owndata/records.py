@@ -7,11 +7,12 @@ no side but its own, and neighbouring files have neighbouring training sets.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from dpkfc.app.owndata.rows import RowFile
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dpkfc.data.stored_rows import StoredRows
 
 
 TEST_SHARE = 0.2
@@ -38,7 +41,7 @@ class Records:
     """Encoded records, in the order of the file.
 
     Attributes:
-        inputs: `[N, ...]`; sparse rows of words.
+        inputs: `[N, ...]`.
         labels: class numbers `[N]`, `UNKNOWN` where a record has none; or numbers between −1 and 1,
             NaN where a record has none.
         names: what a person finds a record by: a row, a line or a file.
@@ -50,7 +53,7 @@ class Records:
         share: as of `ExampleSet`.
     """
 
-    inputs: Tensor
+    inputs: Tensor | StoredRows
     labels: Tensor
     names: Sequence[object]
     contents: Sequence[bytes]
@@ -108,11 +111,11 @@ def split_records(
     if records.units:
         keys = list(dict.fromkeys(records.units))
         number_of = {unit: number for number, unit in enumerate(keys)}
-        numbers = np.array([number_of[unit] for unit in records.units])
+        numbers: Any = np.array([number_of[unit] for unit in records.units])
         encoded: Sequence[bytes] = [unit.encode("utf-8", "surrogatepass") for unit in keys]
         is_test = _places(encoded, seed, b"test") < TEST_SHARE
     else:
-        numbers = np.arange(len(records))
+        numbers = slice(None)
         encoded = records.contents
         is_test = _places_of_equal(encoded, seed, b"test") < TEST_SHARE
     is_validation = np.zeros(len(is_test), bool)
@@ -124,12 +127,12 @@ def split_records(
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not (is_test.any() or records.share):
         raise DatasetError(
-            f"{source}: {len(numbers)} records leave a side of the split empty; lower"
+            f"{source}: {len(records)} records leave a side of the split empty; lower"
             " validation_size, or give more"
         )
     sides = [np.flatnonzero(side[numbers]) for side in (is_train, is_test, is_validation)]
     train, test, validation = _select(records, sides, keep)
-    unknown = (~records.is_known).double().mean()
+    unknown = 1 - records.is_known.count_nonzero() / len(records)
     figures = {**records.figures, ("without a known target", "records"): float(unknown)}
     if records.units:
         alone = sum(unit.startswith(ALONE) for unit in records.units)
@@ -165,14 +168,15 @@ def _places(keys: Iterable[bytes], seed: int, purpose: bytes, end: bytes = b"") 
         digest = empty.copy()
         digest.update(key + end)
         digests += digest.digest()
-    return np.frombuffer(digests, ">u8").astype(np.uint64) / 2.0**64
+    return np.frombuffer(digests, ">u8") / 2.0**64
 
 
 def _places_of_equal(contents: Sequence[bytes], seed: int, purpose: bytes) -> np.ndarray:
     """Return places as of `_places`, where the second of two equal contents is another key."""
     places = _places(contents, seed, purpose, b"#0")
-    _, numbers, counts = np.unique(places, return_inverse=True, return_counts=True)
-    (alike,) = np.nonzero(counts[numbers] > 1)
+    ordered = np.sort(places)
+    repeated = np.append(ordered[1:][ordered[1:] == ordered[:-1]], math.inf)
+    alike = np.flatnonzero(repeated[np.searchsorted(repeated, places)] == places)
     keys = number_equal([contents[row] for row in alike.tolist()])
     places[alike] = _places(keys, seed, purpose)
     return places
@@ -182,12 +186,17 @@ def _select(records: Records, sides: Sequence[np.ndarray], keep: Path | None) ->
     """Return the examples of each side."""
     import torch
 
+    from dpkfc.app.owndata.file_rows import all_rows
+
     rows = [torch.from_numpy(side) for side in sides]
     if records.file is None:
         inputs = [choose_rows(records.inputs, chosen) for chosen in rows]
     else:
-        whole = records.file.select(sides, keep).tensor()
-        inputs = list(whole.split([len(side) for side in sides]))
+        whole = all_rows(records.file.select(sides, keep))
+        ends = np.cumsum([len(side) for side in sides])
+        inputs = [
+            whole.take(slice(end - len(side), end)) for side, end in zip(sides, ends, strict=True)
+        ]
     return [(part, records.labels[chosen]) for part, chosen in zip(inputs, rows, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Encoded rows in a file of the run: a process holds what its batches touch.
+"""Encoded rows in a file of the run: a process holds its batches.
 
 The file has no name, is readable by its owner alone, and vanishes with the process, however that
 ends. Rows that a user keeps are written under a name.
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def _room_for(folder: Path) -> Iterator[None]:
 
 
 class RowFile:
-    """Rows of float32 numbers that are appended, and then mapped into memory.
+    """Rows of float32 numbers that are appended, and then read, see `FileRows`.
 
     Args:
         width: numbers of a row.
@@ -48,7 +48,7 @@ class RowFile:
     """
 
     def __init__(self, width: int, folder: Path | None = None) -> None:
-        self._width = width
+        self.width = width
         self._folder = folder
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._rows = 0
@@ -69,7 +69,7 @@ class RowFile:
         if not len(rows):
             return
         content = memoryview(np.ascontiguousarray(rows, np.float32).data).cast("B")
-        start = place * self._width * 4
+        start = place * self.width * 4
         with _room_for(self._folder or Path(tempfile.gettempdir())):
             self._file.seek(start)
             while content:
@@ -77,15 +77,15 @@ class RowFile:
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield the rows `[n, width]` in order, without a map of the file."""
-        step = max(1, _CHUNK // (4 * self._width))
+        step = max(1, _CHUNK // (4 * self.width))
         for start in range(0, self._rows, step):
             yield self.read(start, min(step, self._rows - start))
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return some rows `[count, width]`."""
-        self._file.seek(start * self._width * 4)
-        content = self._file.read(count * self._width * 4)
-        return np.frombuffer(content, np.float32).reshape(count, self._width)
+        self._file.seek(start * self.width * 4)
+        content = self._file.read(count * self.width * 4)
+        return np.frombuffer(content, np.float32).reshape(count, self.width)
 
     def select(self, parts: Sequence[np.ndarray], keep: Path | None = None) -> RowFile:
         """Return a file with the rows of each part behind one another.
@@ -97,7 +97,7 @@ class RowFile:
         Raises:
             DatasetError: the disk has no room for them.
         """
-        chosen = RowFile(self._width, self._folder)
+        chosen = RowFile(self.width, self._folder)
         places = np.cumsum([0, *map(len, parts)])[:-1]
         first = 0
         for rows in self.chunks():
@@ -112,7 +112,7 @@ class RowFile:
         return chosen
 
     def _copy(self, path: Path) -> None:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self._width)}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self._rows, self.width)}
 
         def write(part: Path) -> None:
             with part.open("wb") as file:
@@ -127,6 +127,13 @@ class RowFile:
         import torch
 
         if not self._rows:
-            return torch.zeros(0, self._width)
-        shape = self._rows, self._width
+            return torch.zeros(0, self.width)
+        shape = self._rows, self.width
         return torch.from_numpy(np.memmap(self._file, np.float32, "c", shape=shape))
+
+    def copy_rows(self, rows: Any) -> np.ndarray:
+        """Return a copy of chosen rows. The file is mapped meanwhile and no longer."""
+        if not self._rows:
+            return np.zeros((0, self.width), np.float32)[rows]
+        shape = self._rows, self.width
+        return np.array(np.memmap(self._file, np.float32, "r", shape=shape)[rows])
