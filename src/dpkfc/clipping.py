@@ -13,14 +13,20 @@ SPLIT = ("embedding", "embedding_residual")
 def contribution_bound(clipping: str, max_grad_norm: float) -> float:
     """Return the largest norm that one example may contribute to the sum after clipping.
 
-    Args:
-        clipping: flat, normalised, automatic, per_layer, embedding or embedding_residual.
-        max_grad_norm: C.
+    An example with gradient g adds:
 
-    Returns:
-        C for flat, automatic and per-layer clipping (C / √L for each of L layers), 1 for normalised
-        clipping (De et al. 2022: clipped, then divided by C). Each part of a split gradient is
-        divided by its own norm: 1 for the embedding alone, √2 for embedding and residual.
+    | clipping | contribution | its norm is at most |
+    |---|---|---|
+    | flat | g · min(1, C / ‖g‖) | C |
+    | automatic | g · C / (‖g‖ + γ) | C |
+    | per_layer | for each of L layers, g_l · min(1, C / (√L ‖g_l‖)) | C |
+    | normalised | g · min(1 / C, 1 / ‖g‖) | 1 |
+    | embedding | w · min(1 / S₁, 1 / ‖w‖), w the part of g in the basis | 1 |
+    | embedding_residual | the same, and r · min(1 / S₂, 1 / ‖r‖) of the rest r | √2 |
+
+    Args:
+        clipping: one of these.
+        max_grad_norm: C.
 
     Raises:
         ValueError: an unknown clipping, a C that is not positive and finite, or a C for a split

@@ -381,7 +381,7 @@ def shares_of(
         batch,
     ):
         tape, summer = (
-            Tape(model, layers, batch_size=len(part[0])),
+            Tape(model, layers),
             ClippedSummer(layers, metric, clip),
         )
         with tape:
@@ -474,7 +474,7 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others,
         summer = ClippedSummer(layers, built, Clip(1.0))
         for start in range(0, len(x), rows):
             part = x[start : start + rows], w[start : start + rows]
-            tape = Tape(model, layers, batch_size=len(part[0]))
+            tape = Tape(model, layers)
             with tape:
                 losses = weighted(model, part)
             summer.add(tape.backward(losses), len(part[0]))

@@ -141,7 +141,7 @@ def test_the_other_side_becomes_isotropic_with_the_same_trace(sides):
 
 
 def test_rules_that_are_left_out_become_isotropic():
-    structure = FactorOptions(rules=("linear",))
+    structure = FactorOptions(only_rules=("linear",))
     assert isinstance(_factors(_outer(), structure, "linear").sides["input"], Eigen)
     left_out = _factors(_outer(), structure, "conv").sides
     assert all(isinstance(side, IsotropicFactor) for side in left_out.values())

@@ -90,7 +90,7 @@ def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build):
     torch.manual_seed(1)
     plain = loss(model, batch)
     torch.manual_seed(1)
-    with Tape(model, find_layers(model), batch_size=N):
+    with Tape(model, find_layers(model)):
         assert torch.equal(loss(model, batch), plain)
 
 

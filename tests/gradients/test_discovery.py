@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.one_pass import batch_tracker
 from dpkfc.gradients.tape import Tape
+from dpkfc.tracking.modes import follow
 
 
 class Holder(nn.Module):
@@ -55,8 +57,9 @@ def test_a_module_under_two_names_is_one_layer():
 def test_a_layer_without_a_call_contributes_zeros():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "seen": nn.Linear(4, 3)}).double()
     x = torch.randn(5, 4, dtype=torch.float64)
-    tape = Tape(model, find_layers(model), batch_size=5)
-    with tape:
+    tracker = batch_tracker(model, x, 5)
+    tape = Tape(model, find_layers(model), tracker=tracker)
+    with follow(tracker), tape:
         model["seen"](x)
         losses = model["used"](x).square().sum(1)
     assert not bool(tape.backward(losses)["seen"][0].output_gradients[0].any())

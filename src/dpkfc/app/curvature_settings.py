@@ -159,8 +159,8 @@ def _make_probe(config: RunConfig, source: str, facts: Facts) -> Probe:
     if source == "tokens":
         if facts.probe is None:
             raise ConfigError(
-                f"source = 'tokens' is for text; the recipe {config.run.recipe!r} takes pink, "
-                "dead-leaves, white or public"
+                f"source = 'tokens' is for text; the recipe {config.run.recipe!r} takes "
+                f"{', '.join(NOISE_PROBES)} or public"
             )
         return facts.probe(config)
     if source == "private-oracle":

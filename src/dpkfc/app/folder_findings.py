@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,15 +95,11 @@ def _card_problem(
 
 
 def _compared_parts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what plan and ledger decide: no refreshes, and no number of an accelerator."""
+    """Return what plan and ledger decide, which leaves out refreshes."""
     parts = {name: content.get(name) for name in (*_COMPARED, "meaning")}
-    curvature, mechanism = parts["curvature"], parts["mechanism"]
+    curvature = parts["curvature"]
     if isinstance(curvature, Mapping):
         parts["curvature"] = {n: value for n, value in curvature.items() if n != "refreshes"}
-    if isinstance(mechanism, Mapping):
-        noise = str(mechanism.get("noise_generator"))
-        noise = re.sub(r" on ([a-z]+):\d+,", r" on \1,", noise)
-        parts["mechanism"] = {**mechanism, "noise_generator": noise}
     return parts
 
 

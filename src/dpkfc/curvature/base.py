@@ -143,7 +143,7 @@ class Preconditioner(ABC):
             model: any module; leave its parameters, gradients, buffers and modes as they are.
             capture: maps (model, loss) to layer name and block.
             step: step of training.
-            rules: layer name to kind.
+            rules: layer name to the rule of its gradients, such as "conv" (`Layer.rule`).
         """
 
     @property

@@ -136,7 +136,7 @@ class AdaDPS(ProbePreconditioner):
             model: any module; left as it is.
             capture: maps (model, loss) to layer name and block.
             step: names the random stream.
-            rules: layer name to kind.
+            rules: layer name to rule.
             previous: the state of the refresh before, read if `decay` is not 0.
 
         Raises:

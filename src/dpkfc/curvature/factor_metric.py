@@ -146,7 +146,7 @@ def report_identity_layers(
     Args:
         metric: of the other layers.
         unknown: layer name to the kind of its block, for layers without factors.
-        rules: layer name to kind, for all layers.
+        rules: layer name to rule, for all layers.
     """
     unreached = [name for name in rules if name not in metric and name not in unknown]
     reasons = {"the probe does not reach": unreached, "no factors are known for": [*unknown]}

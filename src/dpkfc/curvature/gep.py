@@ -133,7 +133,7 @@ class GEP(ProbePreconditioner):
                 stay as they are.
             capture: maps (model, loss) to layer name and block, as for `KFAC.build`.
             step: step of training; with `seed` it names the public random stream.
-            rules: layer name to kind; shows which layers the probe did not reach.
+            rules: layer name to rule; shows which layers the probe did not reach.
 
         Raises:
             ValueError: gradients that are not finite, more directions than a group has parameters,

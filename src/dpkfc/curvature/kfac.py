@@ -119,8 +119,8 @@ class KFAC(ProbePreconditioner):
             probe has few rows.
         oversize: form of other wider sides: diagonal, identity, or low_rank, which samples
             `max_factor_size` of their rows.
-        layer_rules: kinds of layers to precondition (some of `RULES`), None for all. The others are
-            only scaled, as the other side of `sides` is.
+        layer_rules: rules of the layers to precondition (some of `RULES`), None for all. The others
+            are only scaled, as the other side of `sides` is.
         rank_tolerance: eigenvalues below this fraction of the damping are dropped from low-rank
             sides.
         max_rank: eigenpairs k kept of a side. A side narrower than 4k keeps all, and so does every
@@ -266,7 +266,7 @@ class KFAC(ProbePreconditioner):
             model: any module; left exactly as it is, and run in evaluation mode.
             capture: maps (model, loss) to layer name and block.
             step: names the random stream.
-            rules: layer name to kind; needed for `layer_rules`.
+            rules: layer name to rule; needed for `layer_rules`.
 
         Raises:
             ValueError: as `build`.
@@ -295,8 +295,8 @@ class KFAC(ProbePreconditioner):
             max_factor_size=self.max_factor_size,
             oversize=self.oversize,
             decays=self.decay > 0,
-            rules=self.layer_rules,
-            kinds=rules or {},
+            only_rules=self.layer_rules,
+            rules=rules or {},
             rows_per_dim=self.rows_per_dim,
             row_share=row_share,
         )
@@ -322,7 +322,8 @@ class KFAC(ProbePreconditioner):
                 demand. It is called under `torch.no_grad()` for examples that give input factors
                 only; `b` of their blocks is not read.
             step: step of training; with `seed` it names the probe's random stream.
-            rules: layer name to kind, one of `RULES`.
+            rules: layer name to the rule of its gradients (`Layer.rule`); needed for
+                `layer_rules`.
             team: the processes that share the refresh. Each runs a part of the probe and decomposes
                 a part of the factors.
             previous: the state of the refresh before, with `uses_previous_state`.

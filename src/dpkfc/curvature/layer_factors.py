@@ -41,8 +41,9 @@ class FactorOptions:
         oversize: form of a wider side with more rows: diagonal, identity (isotropic), or low_rank,
             which samples that many rows.
         decays: whether sums of earlier refreshes are kept.
-        rules: kinds of layers that are preconditioned, None for all; the others become isotropic.
-        kinds: layer name to kind, as far as known.
+        only_rules: rules of layers that are preconditioned, None for all; the others become
+            isotropic.
+        rules: layer name to rule, as far as known.
         rows_per_dim, row_share: see `RowSubsampler`.
     """
 
@@ -51,8 +52,8 @@ class FactorOptions:
     max_factor_size: int = 4096
     oversize: str = "diagonal"
     decays: bool = False
-    rules: tuple[str, ...] | None = None
-    kinds: Rules = field(default_factory=dict)
+    only_rules: tuple[str, ...] | None = None
+    rules: Rules = field(default_factory=dict)
     rows_per_dim: float | None = None
     row_share: float = 1.0
 
@@ -132,7 +133,7 @@ class LayerAccumulator:
     Args:
         block: the first block; it is not added yet.
         options: how factors are formed.
-        rule: the layer's kind, None if it does not matter.
+        rule: of the layer, None if it does not matter.
         subsampler: the rows to use; None for all.
         shared: results that several layers share; None shares nothing.
     """
@@ -162,9 +163,9 @@ class LayerAccumulator:
         options = self._options
         is_elementwise = self.kind == "elementwise"
         is_wanted = is_elementwise or options.sides in ("both", name)
-        has_rule = options.rules is None or rule in options.rules
+        is_chosen = options.only_rules is None or rule in options.only_rules
         shape = "isotropic"
-        if is_wanted and has_rule:
+        if is_wanted and is_chosen:
             usual = "diagonal" if is_elementwise else "full"
             shape = _SHAPES.get((self.kind, name), usual)
         return FactorAccumulator(

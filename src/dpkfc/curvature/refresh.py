@@ -121,8 +121,8 @@ def _measure_own(
         if block.batch_size != part.size:
             raise ValueError(f"capture returned {block.batch_size} examples instead of {part.size}")
         if name not in layers:
-            kind = options.kinds.get(name)
-            layers[name] = start(block, options, kind, subsampler, cache)
+            rule = options.rules.get(name)
+            layers[name] = start(block, options, rule, subsampler, cache)
         if part.differentiated:
             layers[name].add(block)
         else:

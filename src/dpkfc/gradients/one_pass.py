@@ -74,7 +74,7 @@ def follow_pass(
         ValueError: losses of another shape.
     """
     tracker.declare_persistent(model.buffers())
-    tape = Tape(model, layers, tracker.size, tracker=tracker)
+    tape = Tape(model, layers, tracker=tracker)
     with torch.enable_grad(), tape, follow(tracker):
         losses = losses_of(loss_fn, model, batch)
     check_losses(losses, tracker.size)

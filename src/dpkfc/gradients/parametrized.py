@@ -11,19 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpkfc.gradients.fallback import map_examples
 from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample, chunks
 from dpkfc.rng_state import all_states, has_drawn
 from dpkfc.tensors import Tensors
 
+REGISTERING = {"ParamWrapper"}
+"""Classes whose forward function registers a parametrization anew in every pass.
+
+`ParamWrapper` is peft's adapter of experts that share one parameter.
+"""
 _PULLED_ELEMENTS = 1 << 23  # gradients pulled back at once
 _TENSORS = ("weight", "bias")
 
@@ -159,3 +167,28 @@ def _make_pull(module: nn.Module, name: str, paths: list[str]) -> Pull:
         return {f"{path}.{x}": gradient.to(g.dtype) for x, gradient in pulled.items()}
 
     return Pull(tuple(value.shape), apply)
+
+
+def watch_registrations(
+    model: nn.Module, note_self_set: Callable[[Tensor], None]
+) -> AbstractContextManager[Any]:
+    """Return a context that notes each `x.set_(x)`, by which torch registers a parametrization.
+
+    It counts as a write, and changes nothing.
+    """
+    if REGISTERING.isdisjoint(type(m).__name__ for m in model.modules()):
+        return nullcontext()
+    return _SelfSets(note_self_set)
+
+
+class _SelfSets(TorchDispatchMode):
+    def __init__(self, note_self_set: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._note_self_set = note_self_set
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.set_.source_Tensor and args[0] is args[1]:
+            self._note_self_set(args[0])
+        return func(*args, **(kwargs or {}))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpkfc.distributed.fsdp import reshard
+from dpkfc.gradients.parametrized import watch_registrations
 from dpkfc.gradients.replica import Replica, replicate
 from dpkfc.gradients.value_comparison import are_equal
 from dpkfc.memory import is_out_of_memory
@@ -60,33 +60,13 @@ def own_pass(model: nn.Module) -> Iterator[None]:
         reshard(model)  # FSDP2 puts gathered parameters into the modules
         return erase_written(replica)
 
-    # An adapter of fused experts registers its parametrization anew in every pass.
-    registers = any(type(m).__name__ == "ParamWrapper" for m in model.modules())
     with (
         replicate(model) as replica,
         refuse_change(lambda: restore_extra_states(model, extra)),
         refuse_change(find_written),
-        _SelfSets(replica) if registers else nullcontext(),
+        watch_registrations(model, replica.note_self_set),
     ):
         yield
-
-
-class _SelfSets(TorchDispatchMode):
-    """Tell a replica of each `x.set_(x)`, by which torch registers a parametrization.
-
-    It counts as a write, and changes nothing.
-    """
-
-    def __init__(self, replica: Replica) -> None:
-        super().__init__()
-        self._replica = replica
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten.set_.source_Tensor and args[0] is args[1]:
-            self._replica.note_self_set(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 PUT_BACK = "use a parametrization, or write after each step and call accept_weights()"

@@ -85,11 +85,9 @@ class Tape:
     Args:
         model: what is recorded.
         layers: its layers.
-        batch_size: examples N. None takes the leading axis of the first tensor that the model is
-            called with.
         tracker: of a pass that is followed from outside, with the batch declared. None makes a
-            tracker of the tape's own, which takes the inputs of the model for the batch. It follows
-            no batch of one.
+            tracker of the tape's own, which takes the inputs of the model for the batch, and the
+            leading axis of the first of them for its size. It does not follow a batch of one.
         lenient: use the leading axis as the batch where the tracker cannot tell. Only for public
             probes: nothing proves which example the rows belong to.
 
@@ -101,7 +99,6 @@ class Tape:
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        batch_size: int | None = None,
         *,
         tracker: Tracker | None = None,
         lenient: bool = False,
@@ -110,8 +107,7 @@ class Tape:
         self.layers = layers
         self.tracker = tracker or Tracker(0)
         self.lenient = lenient
-        self._given_size = batch_size or 0
-        self.size = self._given_size
+        self.size = self.tracker.size
         self._own_tracker = tracker is None
 
     def __enter__(self) -> Tape:
@@ -128,7 +124,7 @@ class Tape:
         torch.clear_autocast_cache()
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
-            self.size = self._given_size
+            self.size = 0
             self._begin_tracker()
         else:
             self._share_parameters()

@@ -294,7 +294,7 @@ class BatchRecording:
         if self.size > 1:
             self.tracker = batch_tracker(model, unwrap_containers(batch), self.size)
             if exact is None:
-                self.tape = Tape(model, layers, self.size, tracker=self.tracker)
+                self.tape = Tape(model, layers, tracker=self.tracker)
                 self.tape.__enter__()
             modes += modes_of(self.tracker)
         self.thread = threading.get_ident()

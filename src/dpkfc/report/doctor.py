@@ -218,7 +218,7 @@ def _capture_blocks(
         the axis is proved.
     """
     tracker = batch_tracker(model, inputs, _EXAMPLES)
-    tape = Tape(model, layers, _EXAMPLES, tracker=tracker, lenient=True)
+    tape = Tape(model, layers, tracker=tracker, lenient=True)
     with torch.enable_grad(), tape, follow(tracker):
         # A smooth number an example, whose gradient has the shapes of any other.
         losses = logits_of(call(model, inputs)).flatten(1).float().logsumexp(1)

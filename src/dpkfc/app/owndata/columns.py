@@ -86,11 +86,11 @@ class Column:
         if self.origin not in ("", "private", "default") or (self.origin and not self.bounds):
             raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
         self._check_form(start)
-        form_of_bounds = self.kind_value.bounds
-        if form_of_bounds and not (may_be_open and self.is_open) and not self.limits:
+        wanted_bounds = self.kind_value.wanted_bounds
+        if wanted_bounds and not (may_be_open and self.is_open) and not self.limits:
             form = f" or {self.format!r:.20}" if self.format else ""
             raise ConfigError(
-                f"{start} needs bounds = {form_of_bounds}{form}, known without the data; got"
+                f"{start} needs bounds = {wanted_bounds}{form}, known without the data; got"
                 f" {list(self.bounds)!s:.50}"
             )
         if self.kind == "category" and not self.categories and self.buckets < 1:
@@ -107,7 +107,7 @@ class Column:
 
     def _check_form(self, start: str) -> None:
         """Refuse signs that contradict each other, and keys of other kinds."""
-        self.form.check(start)
+        self.number_form.check(start)
         if self.scale not in SCALES:
             raise ConfigError(f"{start}: scale must be 'log' or left out, got {self.scale!r:.20}")
         if self.format and not is_date_format(self.format):
@@ -128,7 +128,7 @@ class Column:
         return KINDS.get(self.kind, KINDS["ignore"])
 
     @cached_property
-    def form(self) -> NumberForm:
+    def number_form(self) -> NumberForm:
         """How numbers are written."""
         form = NumberForm(self.decimal or ".", self.thousands, self.signs, self.measured_in)
         return PLAIN if form == PLAIN else form
@@ -197,9 +197,9 @@ class Column:
     @cached_property
     def missing_numbers(self) -> frozenset[float | None]:
         """Numbers that mean a missing value, such as 999."""
-        return frozenset(read_number(text, self.form) for text in self.missing)
+        return frozenset(read_number(text, self.number_form) for text in self.missing)
 
-    def encode(self, texts: Texts) -> Encoded:
+    def encode(self, texts: Texts) -> EncodedColumn:
         """Encode the values of a column, each by itself.
 
         Args:
@@ -212,7 +212,7 @@ class Column:
         from dpkfc.app.owndata.decoding import choose, distinct, plain_numbers
 
         if self.kind == "number":
-            numbers = plain_numbers(texts, self.form)
+            numbers = plain_numbers(texts, self.number_form)
             numbers[np.isin(numbers, [x for x in self.missing_numbers if x is not None])] = np.nan
             # Python looks at all others.
             (rest,) = np.nonzero(np.isnan(numbers))
@@ -225,13 +225,13 @@ class Column:
         is_missing = np.array([meaning is None for meaning in meanings], bool)
         present = [meaning for meaning in meanings if meaning is not None]
         encoded = self._encode_meanings(is_missing, present)
-        return Encoded(
+        return EncodedColumn(
             features=encoded.features[codes],
             is_missing=is_missing[codes],
             is_unexpected=encoded.is_unexpected[codes],
         )
 
-    def _encode_meanings(self, is_missing: np.ndarray, present: Any) -> Encoded:
+    def _encode_meanings(self, is_missing: np.ndarray, present: Any) -> EncodedColumn:
         """Return the features of missing values `[N]` and of the others."""
         encode = self.kind_value.encode
         assert encode is not None
@@ -239,7 +239,7 @@ class Column:
         rows[is_missing, -1] = 1.0
         unexpected = np.zeros(len(is_missing), bool)
         rows[~is_missing, :-1], unexpected[~is_missing] = encode(self, present)
-        return Encoded(rows, is_missing, unexpected)
+        return EncodedColumn(rows, is_missing, unexpected)
 
 
 def is_power_of_two(number: int) -> bool:
@@ -256,7 +256,7 @@ def are_bounds(bounds: tuple[float, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedColumn:
     """The features of a column.
 
     Attributes:

@@ -53,7 +53,7 @@ def _describe(column: Column) -> tuple[str, str, str]:
     """Return kind, bounds and an example of a column."""
     if column.is_open:
         return column.kind, "found by a private release", ""
-    if column.bounds and column.kind_value.bounds:
+    if column.bounds and column.kind_value.wanted_bounds:
         example = _middle(column.bounds)
         if column.reads_numbers:
             example = example.replace(".", column.decimal or ".")

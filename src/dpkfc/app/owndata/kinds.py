@@ -33,7 +33,7 @@ Column = Any
 # What a text means: numbers, or a name.
 Meaning = tuple[float, ...] | str
 # Features, and whether each value is outside of the bounds or of no known category.
-Encoded = tuple[np.ndarray, np.ndarray]
+Features = tuple[np.ndarray, np.ndarray]
 # Columns of a text without `buckets`.
 TEXT_BUCKETS = 1024
 _HASH_KEY = b"dpkfc categories 1"
@@ -50,7 +50,7 @@ class Kind:
         encode: maps meanings to features `[N, width]` and whether each was unexpected.
         draw: public features `[N, width]`, from numbers in [0, 1) `[N]` and a generator.
         numbers: bounded numbers in a value.
-        bounds: form of the bounds that a person has to state.
+        wanted_bounds: which bounds a person has to state, in words.
         keys: of a column that are for such kinds alone.
         misfits: stored types that have no value of this kind.
         example: of a text, for the owner.
@@ -60,10 +60,10 @@ class Kind:
     width: Callable[[Column], int] = lambda column: 0
     name: Callable[[Column, str], str] = lambda column, text: canonical(text)
     read: Callable[[Column, str], Meaning | None] = lambda column, text: text
-    encode: Callable[[Column, list[Any]], Encoded] | None = None
+    encode: Callable[[Column, list[Any]], Features] | None = None
     draw: Callable[[Column, Tensor, Generator], Tensor] | None = None
     numbers: int = 0
-    bounds: str = ""
+    wanted_bounds: str = ""
     keys: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
     example: str = ""
@@ -75,7 +75,7 @@ class Kind:
 
 
 def _read_number(column: Column, text: str) -> Meaning | None:
-    value = read_number(text, column.form)
+    value = read_number(text, column.number_form)
     return None if value is None or value in column.missing_numbers else (value,)
 
 
@@ -87,7 +87,7 @@ def _read_date(column: Column, text: str) -> Meaning | None:
     return None if moment is None else (moment,)
 
 
-def _encode_numbers(column: Column, values: list[Any]) -> Encoded:
+def _encode_numbers(column: Column, values: list[Any]) -> Features:
     """Map the bounds to −1 and 1, and clamp what lies outside; without bounds return bins."""
     numbers = np.array(values, np.float64).reshape(len(values), column.kind_value.numbers)
     if column.is_open:
@@ -114,10 +114,10 @@ def _draw_numbers(column: Column, uniform: Tensor, generator: Generator) -> Tens
 
 
 def _name_category(column: Column, text: str) -> str:
-    return category_name(text, column.form if column.numeric else None)
+    return category_name(text, column.number_form if column.numeric else None)
 
 
-def _encode_categories(column: Column, values: list[Any]) -> Encoded:
+def _encode_categories(column: Column, values: list[Any]) -> Features:
     """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
     rows = np.zeros((len(values), _count_categories(column)), np.float32)
     unexpected = np.zeros(len(values), bool)
@@ -155,7 +155,7 @@ def _read_flag(column: Column, text: str) -> Meaning | None:
     return None if flag is None else (flag,)
 
 
-def _encode_flags(column: Column, values: list[Any]) -> Encoded:
+def _encode_flags(column: Column, values: list[Any]) -> Features:
     return np.array(values, np.float32).reshape(len(values), 1), np.zeros(len(values), bool)
 
 
@@ -169,7 +169,7 @@ def _count_buckets(column: Column) -> int:
     return column.buckets or TEXT_BUCKETS
 
 
-def _encode_texts(column: Column, values: list[Any]) -> Encoded:
+def _encode_texts(column: Column, values: list[Any]) -> Features:
     width = _count_buckets(column)
     rows = np.zeros((0, width), np.float32)
     if values:
@@ -197,7 +197,7 @@ KINDS = {
         encode=_encode_numbers,
         draw=_draw_numbers,
         numbers=1,
-        bounds="[least, greatest]",
+        wanted_bounds="[least, greatest]",
         keys=("signs", "measured_in", "scale"),
         misfits=("date", "flag"),
         hint="""\
@@ -206,11 +206,11 @@ bounds = []        # least and greatest""",
     ),
     "pair": Kind(
         width=lambda column: 2,
-        read=lambda column, text: read_pair(text, column.form),
+        read=lambda column, text: read_pair(text, column.number_form),
         encode=_encode_numbers,
         draw=_draw_numbers,
         numbers=2,
-        bounds="[least, greatest, least, greatest] of its two numbers",
+        wanted_bounds="[least, greatest, least, greatest] of its two numbers",
         keys=("signs", "measured_in"),
         misfits=("number", "date"),
     ),
@@ -220,7 +220,7 @@ bounds = []        # least and greatest""",
         encode=_encode_numbers,
         draw=_draw_numbers,
         numbers=1,
-        bounds="[earliest, latest] as 1999-12-31",
+        wanted_bounds="[earliest, latest] as 1999-12-31",
         keys=("format",),
         misfits=("flag",),
         hint="""\

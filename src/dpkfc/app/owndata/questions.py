@@ -204,7 +204,7 @@ def read_column(answer: str) -> tuple[Column, int]:
         return Column(kind=kind, buckets=_whole(rest, "category 32, or category one|two")), 0
     if kind == "category":
         return Column(kind=kind, categories=_names(rest)), 0
-    if KINDS[kind].bounds:
+    if KINDS[kind].wanted_bounds:
         if kind == "date":
             return Column(kind=kind, bounds=tuple(rest.split())), 0
         return Column(kind=kind, bounds=_numbers(rest)), 0

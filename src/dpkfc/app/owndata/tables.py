@@ -269,5 +269,5 @@ def _read_of_package(
 def stated_decimal(schema: Schema, name: str) -> str:
     """Return the sign before a fraction that a schema states for numbers of a column."""
     if name in schema.columns and schema.columns[name].reads_numbers:
-        return schema.columns[name].form.decimal
+        return schema.columns[name].number_form.decimal
     return schema.decimal if schema.target_bounds and name == schema.target else "."

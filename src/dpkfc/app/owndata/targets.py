@@ -36,9 +36,9 @@ def target_of(schema: Schema) -> Classes | Number:
     """Return the target of a schema: how it is encoded, learned, judged and predicted."""
     if schema.target_bounds:
         least, greatest = schema.target_bounds
-        form = NumberForm(schema.decimal, schema.thousands)
+        number_form = NumberForm(schema.decimal, schema.thousands)
         return Number(
-            schema.target, least, greatest, schema.missing, form, scale=schema.target_scale
+            schema.target, least, greatest, schema.missing, number_form, scale=schema.target_scale
         )
     return Classes(schema.classes)
 
@@ -107,7 +107,7 @@ class Number:
         name: of the column.
         least, greatest: public bounds.
         missing: texts that mean a missing value.
-        form: how numbers are written.
+        number_form: how numbers are written.
         scale: "log" where errors count as factors.
     """
 
@@ -115,7 +115,7 @@ class Number:
     least: float
     greatest: float
     missing: tuple[str, ...]
-    form: NumberForm = NumberForm()
+    number_form: NumberForm = NumberForm()
     scale: str = ""
     likelihood: str = "gaussian"
     outputs: int = 1
@@ -126,8 +126,8 @@ class Number:
             kind="number",
             bounds=(self.least, self.greatest),
             missing=self.missing,
-            decimal=self.form.decimal,
-            thousands=self.form.thousands,
+            decimal=self.number_form.decimal,
+            thousands=self.number_form.thousands,
             scale=self.scale,
         )
         encoded = column.encode(texts)
