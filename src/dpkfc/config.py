@@ -216,7 +216,7 @@ class Plan(PlanBase):
         """Return the kind of releases beside the steps with this purpose.
 
         Raises:
-            ValueError: the plan has none.
+            ValueError: the plan has no such kind.
         """
         for kind in self.extra_releases:
             if kind.purpose == purpose:

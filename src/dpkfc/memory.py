@@ -286,4 +286,4 @@ def _available_without_proc() -> int:
     # Not all systems have these names, and Windows has no sysconf.
     with contextlib.suppress(AttributeError, ValueError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 1 << 62  # unknown, so there is no bound
+    return 1 << 62  # unknown, so nothing is bounded

@@ -75,7 +75,7 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
 
 
 def _find_misfit(tensors: Values, meta: Values) -> str:
-    """Return the name of a value that a session would not have written, "" if there is none."""
+    """Return the name of a value that a session would not have written, else ""."""
     for name, kind in _SESSION.items():
         value = meta.get(name)
         if isinstance(value, bool) or not isinstance(value, kind):

@@ -48,7 +48,7 @@ Whole = Annotated[int, Parameter(converter=_read_whole)]
 
 
 def open_console() -> Console:
-    """Return the console of results, wide enough for tables if there is no terminal."""
+    """Return the console of results, wide enough for tables without a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 

@@ -209,7 +209,7 @@ class ReleasedWeights:
         self._places = places
 
     def _find_places(self) -> dict[str, tuple[int, int] | None]:
-        """Return address and count of writes of each parameter; None where torch has none."""
+        """Return address and count of writes of each parameter; None where torch does not count."""
         places: dict[str, tuple[int, int] | None] = {}
         for name, x in self._list_tensors(buffers=False).items():
             is_plain = x.layout == torch.strided and not x.is_inference()

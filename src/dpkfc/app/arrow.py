@@ -17,7 +17,7 @@ def to_arrow(numbers: np.ndarray, missing: np.ndarray | None = None) -> pa.Array
 
 
 def to_numpy(numbers: pa.Array) -> np.ndarray:
-    """Return a copy of integers or floats `[N]`; a null becomes NaN, so that integers have none."""
+    """Return a copy of integers or floats `[N]`; a null becomes NaN (integers hold none)."""
     known, values = numbers.buffers()
     kind = numbers.type.to_pandas_dtype()
     if not len(numbers) or values is None:

@@ -48,22 +48,25 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     if not len(labels):
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
     answers = choose_classes(logits, threshold)
-    logs = logits - _log_sum(logits)[:, None]
-    losses = -logs[np.arange(len(labels)), labels]
-    confusion = np.bincount(labels * count + answers, minlength=count * count)
-    confusion = confusion.reshape(count, count)
+    log_probabilities = logits - _log_sum(logits)[:, None]
+    rows = np.arange(len(labels))
+    losses = -log_probabilities[rows, labels]
+    cells = labels * count + answers
+    confusion = np.bincount(cells, minlength=count * count).reshape(count, count)
+    # A guess that knows the shares of the classes alone: the largest share, and their entropy.
     shares = confusion.sum(1) / len(labels)
     present = shares[shares > 0]
-    scores = (
-        share_score("accuracy", int(confusion.trace()), len(labels), float(shares.max())),
-        _auroc(logits, labels),
-        bootstrap("log loss", losses[:, None], mean_of_sums, float(present @ np.log(1 / present))),
-        _calibration(logs, labels),
-    )
+    entropy = float(present @ np.log(1 / present))
+    right = int(confusion.trace())
     return Scores(
         examples=len(labels),
         unlabelled=unlabelled,
-        scores=scores,
+        scores=(
+            share_score("accuracy", right, len(labels), guess=float(shares.max())),
+            _auroc(logits, labels),
+            bootstrap("log loss", losses[:, None], mean_of_sums, entropy),
+            _calibration(log_probabilities, labels),
+        ),
         classes=_class_scores(confusion),
         confusion=tuple(tuple(row) for row in confusion.tolist()),
         intervals=_INTERVALS,
@@ -76,15 +79,15 @@ def _log_sum(logits: Floats) -> Floats:
 
 def _class_scores(confusion: NDArray[np.int64]) -> tuple[ClassScore, ...]:
     scores = []
-    for label, (of_class, answered) in enumerate(
-        zip(confusion.sum(1), confusion.sum(0), strict=True)
-    ):
+    for label in range(len(confusion)):
         right = int(confusion[label, label])
+        examples = int(confusion[label].sum())
+        answered = int(confusion[:, label].sum())
         score = ClassScore(
             label=label,
-            examples=int(of_class),
-            recall=share_score("recall", right, int(of_class)),
-            precision=share_score("precision", right, int(answered)),
+            examples=examples,
+            recall=share_score("recall", right, examples),
+            precision=share_score("precision", right, answered),
         )
         scores.append(score)
     return tuple(scores)
@@ -104,10 +107,13 @@ def share_score(name: str, part: int, total: int, guess: float | None = None) ->
 def _auroc(logits: Floats, labels: NDArray[np.int64]) -> Score:
     """Return the area under the ROC curve: of each class against the rest, and their mean."""
     count = logits.shape[1]
+    # Of two classes the areas are equal.
+    measured = [1] if count == 2 else range(count)
     areas = []
-    for label in range(1, 2) if count == 2 else range(count):
+    for label in measured:
         is_class = labels == label
         others = np.delete(logits, label, axis=1)
+        # log p / (1 - p), by which the examples are ranked.
         odds = logits[:, label] - _log_sum(others)
         if is_class.any() and not is_class.all():
             areas.append(_area(odds[is_class], odds[~is_class]))
@@ -121,20 +127,29 @@ def _auroc(logits: Floats, labels: NDArray[np.int64]) -> Score:
 def _area(positive: Floats, negative: Floats) -> tuple[float, float, float]:
     """Return an area under the ROC curve with its interval.
 
-    Source: R. G. Newcombe, Statistics in Medicine 25 (2006) 559, method 5: the variance of Hanley
-    and McNeil, solved for the area. It has an interval where no pair is in the wrong order.
+    The area is the Mann–Whitney statistic of m positive and n negative scores. The ends of its
+    interval solve (A − Â)² = z² V(A) for A, with the variance of Hanley and McNeil:
+
+        V(A) = A (1 − A) (1 + ((m + n) / 2 − 1) ((1 − A) / (2 − A) + A / (1 + A))) / (m n)
+
+    It has an interval where no pair is in the wrong order.
+
+    Source: R. G. Newcombe, Statistics in Medicine 25 (2006) 559, method 5.
     """
     from scipy import stats
     from scipy.optimize import brentq
 
     m, n = len(positive), len(negative)
     ranks = stats.rankdata(np.concatenate([positive, negative]))
-    area = (ranks[:m].sum() - m * (m + 1) / 2) / (m * n)
+    pairs = m * n
+    least_rank_sum = m * (m + 1) / 2
+    area = (ranks[:m].sum() - least_rank_sum) / pairs
     z = stats.norm.ppf(0.5 + LEVEL / 2)
 
     def excess(value: float) -> float:
         spread = (1 - value) / (2 - value) + value / (1 + value)
-        variance = value * (1 - value) * (1 + ((m + n) / 2 - 1) * spread) / (m * n)
+        dependence = 1 + ((m + n) / 2 - 1) * spread
+        variance = value * (1 - value) * dependence / pairs
         return float((value - area) ** 2 - z**2 * variance)
 
     tiny = 1e-9
@@ -143,7 +158,7 @@ def _area(positive: Floats, negative: Floats) -> tuple[float, float, float]:
     return float(area), float(low), float(high)
 
 
-def _calibration(logs: Floats, labels: NDArray[np.int64]) -> Score:
+def _calibration(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
     """Return the expected calibration error: |confidence − accuracy| of bins, by their size.
 
     Source: C. Guo et al., ICML 2017. A draw of the examples adds to the error what the sample has
@@ -151,18 +166,24 @@ def _calibration(logs: Floats, labels: NDArray[np.int64]) -> Score:
     calibrated models would show as great an error.
     """
     count = len(labels)
-    confidence = np.exp(logs.max(axis=1))
+    confidence = np.exp(log_probabilities.max(axis=1))
+    is_right = log_probabilities.argmax(axis=1) == labels
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    by_bin = np.zeros((count, BINS))
-    by_bin[np.arange(count), bins] = (logs.argmax(axis=1) == labels) - confidence
-    spread = np.sqrt(np.bincount(bins, confidence * (1 - confidence), BINS))
-    drawn = np.random.default_rng(0).normal(size=(DRAWS, BINS)) * spread
-    calibrated = np.abs(drawn).sum(axis=1) / count
+    excess_by_bin = np.zeros((count, BINS))
+    excess_by_bin[np.arange(count), bins] = is_right - confidence
+
+    def mean_error(totals: Floats, examples: Any) -> Floats:
+        return np.asarray(np.abs(totals).sum(axis=1) / examples)
+
     name = f"calibration error ({BINS} bins)"
-    found = bootstrap(name, by_bin, lambda totals, n: np.abs(totals).sum(axis=1) / n)
+    found = bootstrap(name, excess_by_bin, mean_error)
     if found.value is None or found.low is None or found.high is None:
         return found
-    low, high = (max(0.0, 2 * found.value - end) for end in (found.high, found.low))
-    if found.value <= np.quantile(calibrated, LEVEL):
+    low = max(0.0, 2 * found.value - found.high)
+    high = max(0.0, 2 * found.value - found.low)
+    # Errors of models that are calibrated: the answers of a bin vary as coins of its confidence.
+    deviations = np.sqrt(np.bincount(bins, confidence * (1 - confidence), BINS))
+    drawn = np.random.default_rng(0).normal(size=(DRAWS, BINS)) * deviations
+    if found.value <= np.quantile(mean_error(drawn, count), LEVEL):
         low = 0.0
     return Score(name=name, value=found.value, low=low, high=high)

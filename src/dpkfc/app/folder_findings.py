@@ -34,7 +34,7 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         device: of the settings.
 
     Returns:
-        The finding, or None where there is no card because the run has not ended.
+        The finding, or None before the run has ended and written a card.
     """
     try:
         card = read_card(ledger)

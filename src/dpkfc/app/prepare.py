@@ -135,7 +135,7 @@ def prepare(
 
 
 def _head_inputs(config: RunConfig, recipe: Recipe, model: nn.Module) -> int:
-    """Return the inputs of the layer that a rule of C is for, 1 where there is none.
+    """Return the inputs of the layer that a rule of C is for, 1 without such a layer.
 
     Raises:
         ConfigError: the model has no such layer alone, or the rule does not hold for its inputs.
@@ -185,7 +185,7 @@ def _make_private_stopping(
     """Return an early end by noisy losses on the validation split.
 
     Raises:
-        ConfigError: there is no validation split, a unit has several records, the error of a
+        ConfigError: the validation split is missing, a unit has several records, the error of a
             regression is asked for, or several processes run.
     """
     run = config.run

@@ -148,7 +148,7 @@ class RunFolder:
         """Refuse a folder that holds no settings of a run.
 
         Raises:
-            RunFolderError: there is no such folder, or it is not a run folder.
+            RunFolderError: the folder is missing, or is not a run folder.
         """
         if not self.path.exists():
             raise RunFolderError(f"{self.path} does not exist; give the folder of an earlier run")

@@ -123,7 +123,7 @@ class Scores:
 
 
 def missing_score(scores: Scores | None, measured_on: str) -> str:
-    """Return why a run has no score: there is no label, or a task's own score is not a number."""
+    """Return why a run has no score: labels are missing, or a task's own score is not a number."""
     return NO_LABEL.format(measured_on) if scores and not scores.examples else NO_NUMBER
 
 

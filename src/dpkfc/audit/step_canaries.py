@@ -108,7 +108,7 @@ class Canaries:
 
     @property
     def zero(self) -> int | None:
-        """Number of the first canary without a loss, None if there is none."""
+        """Number of the first canary without a loss, None if all have one."""
         if 0.0 in self.factors:
             return self.factors.index(0.0)
         return None

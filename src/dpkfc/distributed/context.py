@@ -61,7 +61,7 @@ class DistributedContext:
 
     @classmethod
     def current(cls) -> DistributedContext:
-        """Return the default process group, or a single process if there is no group.
+        """Return the default process group, or a single process without a group.
 
         Raises:
             RuntimeError: torchrun has started several processes, and no group was initialised.

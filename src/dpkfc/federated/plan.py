@@ -224,7 +224,7 @@ class FederatedPlan(PlanBase):
             cross_check.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
     def open_ledger(self, path: StrPath | None, **header: Any) -> Ledger:
-        """Return the ledger of one party, in memory where there is no path.
+        """Return the ledger of one party, in memory without a path.
 
         Args:
             path: of the file.
@@ -237,7 +237,7 @@ class FederatedPlan(PlanBase):
         """Return the grid of rounded sums of d numbers; clients and server have the same.
 
         Raises:
-            ValueError: there is no grid for this noise.
+            ValueError: no grid fits this noise.
         """
         return grid_of(self.config.sensitivity, max(1, numbers), self.client_stddev)
 

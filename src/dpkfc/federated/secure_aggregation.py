@@ -21,8 +21,8 @@ stays under the self mask of its sender.
 
 A server that requests no keys opens a round without recovery, which has one exchange of messages.
 There each pair derives its mask from the channel keys of the hellos, for this plan, round and set
-of clients. There is no self mask and no sharing. If one client of the cohort is lost, the masks of
-the others stay and the round has no sum. Masks do not repeat, because a client answers each round
+of clients, without self masks and shares. If one client of the cohort is lost, the masks of the
+others stay and the round has no sum. Masks do not repeat, because a client answers each round
 number once by its ledger: keep the channel key with the ledger. An adversary that learns a channel
 key later opens the messages of its client.
 

@@ -127,7 +127,7 @@ class Server(PartyModel):
     def request_keys(self) -> dict[int, Message]:
         """Sample the next round's cohort and return requests for its keys; nothing is charged.
 
-        Without secure aggregation there are no requests.
+        Without secure aggregation the answer is empty.
 
         Raises:
             BudgetExhausted: every release of the plan is spent.
@@ -211,7 +211,7 @@ class Server(PartyModel):
     def fix_survivors(self) -> dict[int, Message]:
         """Close the round to further sums, and return requests for the survivors' shares.
 
-        Without recovery there are no requests.
+        Without recovery the answer is empty.
 
         Raises:
             RuntimeError: no round is open.

@@ -30,7 +30,7 @@ def differentiate(
 
     Args:
         outputs: tensors of one graph.
-        gradients: at the outputs, None where there is none.
+        gradients: at the outputs, None for an output without a gradient.
         inputs: where gradients are wanted.
 
     Returns:

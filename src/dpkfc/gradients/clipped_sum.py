@@ -237,7 +237,7 @@ class _Passes:
         return len(self.points) > 1 or self.points[0].parameters is not None
 
     def _replay(self, graph: Captured, rows: Rows, batch: Any) -> Calls | None:
-        """Return the blocks of a micro-batch from its graph, or None where it has none.
+        """Return the blocks of a micro-batch from its graph, or None without a graph.
 
         Whatever a replay raises, another way decides what becomes of these rows.
         """

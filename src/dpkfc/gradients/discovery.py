@@ -38,7 +38,7 @@ _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 
 def is_called(module: nn.Module) -> bool:
-    """Return whether a module has a forward function. ParameterList, for example, has none."""
+    """Return whether a module has a forward function, which ParameterList, for example, lacks."""
     return class_forward(module) is not nn.Module.forward
 
 

@@ -143,7 +143,7 @@ def step_on_release(
     was written, and so does the end of a closure, in which Lightning calls
     `on_before_optimizer_step`. The first of all post-hooks records the weights. In wrappers of
     other libraries the optimizer is found by the attribute `optimizer`, or `_optimizer` as in
-    Lightning. An object without hooks has none to check.
+    Lightning. An object without hooks is not checked.
 
     Args:
         optimizer: of the run.

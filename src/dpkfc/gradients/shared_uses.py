@@ -206,7 +206,7 @@ class SharedUses:
     def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
         """Note that `rows` shows `source` to every example.
 
-        Without a graph there is no gradient to bring back.
+        Without a graph nothing can be brought back.
         """
         self.tracker.set_state(rows, axis)
         if rows.requires_grad:

@@ -81,8 +81,8 @@ def refuse_write(name: str, fate: str) -> str:
 def erase_written(replica: Replica) -> str:
     """Erase parameters that passes have written, and return the message that refuses the first.
 
-    A trainable parameter that is another object now is refused too. The message is empty where
-    there is none.
+    A trainable parameter that is another object now is refused too. The message is empty if no
+    parameter has changed.
     """
     faults = []
     # No mode need see that counters of writes are read.

@@ -11,7 +11,7 @@ from typing import Any
 from torch.jit._script import OrderedDictWrapper
 
 NOTHING = object()
-"""Stands for the value of a variable that has none."""
+"""Stands for the value of a variable that is not set."""
 
 
 def read(place: Any, key: Any) -> Any:

@@ -173,6 +173,6 @@ class ModelLoss:
 
 
 def _part(outputs: Any, name: str, default: Any = None) -> Any:
-    """Return a tensor of a model's outputs by name, or the default if there is none."""
+    """Return a tensor of a model's outputs by name, or the default without one."""
     part = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
     return part if isinstance(part, Tensor) else default

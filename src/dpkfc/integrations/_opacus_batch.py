@@ -245,7 +245,7 @@ class BatchRecording:
             None.
 
     Attributes:
-        tracker: follows the examples. A batch of fewer than two has none.
+        tracker: follows the examples of a batch of two or more.
         calls: the calls of the layers, once the loss was differentiated.
         gradients: the gradients of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.

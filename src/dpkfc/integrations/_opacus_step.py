@@ -694,7 +694,7 @@ class PendingBatchGuard:
     """Keeps the logical batch that must be released before any other.
 
     Attributes:
-        batch: the indices of the pending batch, None if there is none. PRIVATE.
+        batch: the indices of the pending batch, None between steps. PRIVATE.
     """
 
     def __init__(self) -> None:

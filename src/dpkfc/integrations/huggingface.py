@@ -117,7 +117,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         resume: folder of a checkpoint, True for the last one.
 
     Raises:
-        ValueError: the ledger holds an earlier run, there is no checkpoint to resume, or the loss
+        ValueError: the ledger holds an earlier run, its checkpoint is missing, or the loss
             mixes examples.
         CheckpointError: a checkpoint of another run.
     """

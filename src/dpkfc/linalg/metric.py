@@ -45,7 +45,7 @@ class _Entry:
 
     @property
     def scales(self) -> NamedTensors:
-        """Return the scale of every entry by role; a Kronecker product has none."""
+        """Return the scale of every entry by role; empty for a Kronecker product."""
         return {}
 
     def apply_roles(self, gradients: Tensors) -> Tensors:

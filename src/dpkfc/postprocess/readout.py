@@ -136,7 +136,7 @@ def combine_subspace_release(
         layers: of the model.
 
     Raises:
-        ValueError: the noise does not have one variance, or there is no embedding.
+        ValueError: the noise does not have one variance, or the embedding is missing.
     """
     variance = released.noise_variance
     if not isinstance(variance, float) or EMBEDDING not in released.gradients:

@@ -89,7 +89,7 @@ class WeightAverage:
         """Put the averaged weights into the model, and restore the trained weights to the bit.
 
         Raises:
-            RuntimeError: there is no average, or it is in the model already.
+            RuntimeError: the average is not kept, or is in the model already.
         """
         if self._settings is None:
             raise RuntimeError(

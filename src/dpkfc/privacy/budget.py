@@ -268,7 +268,7 @@ class Budget:
         return charge
 
     def _begin(self, epsilon: float, delta: float, people: str) -> None:
-        """Write a new file if there is none."""
+        """Write a new file if it is missing."""
         if self.path.exists():
             return
         people = people or self.path.stem

@@ -225,7 +225,7 @@ def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
     """Search a bracket by growing steps from a start.
 
     Returns:
-        (low, high, excess at low > 0, excess at high <= 0), or None where there is no bracket.
+        (low, high, excess at low > 0, excess at high <= 0), or None without a bracket.
     """
     point = min(max(start, _LOG_SMALLEST), _LOG_LARGEST)
     value = excess(point)

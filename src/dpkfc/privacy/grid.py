@@ -52,7 +52,7 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
         The step s of the grid: C + s √d <= sensitivity.
 
     Raises:
-        ValueError: there is no such power of two, or float64 cannot hold the noise in multiples of
+        ValueError: no power of two fits, or float64 cannot hold the noise in multiples of
             s.
     """
     if not (sensitivity > 0 and math.isfinite(sensitivity)) or numbers < 1:

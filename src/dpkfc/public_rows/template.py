@@ -46,7 +46,7 @@ class Template:
         prototypes: records without private values. They differ in lengths that follow the record.
         is_public: whether public facts have told it, and no private record.
         given: public records, which are used themselves; they leave no prototype.
-        problem: why there is no prototype, or "".
+        problem: why no prototype could be made, or "".
     """
 
     prototypes: Sequence[Any] = ()

@@ -59,7 +59,7 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
         What the JSON holds.
 
     Raises:
-        CardError: there is no card, it disagrees with ledger or weights, or there is no certified
+        CardError: the card is missing, disagrees with ledger or weights, or states no certified
             guarantee to sign.
         ValueError: a field that is not one short line, or `out` does not end in .pdf.
         ImportError: reportlab is not installed.

@@ -52,7 +52,7 @@ class Card:
 
 
 def read_card(ledger: Path) -> Card | None:
-    """Return the card next to a ledger, None if there is none.
+    """Return the card next to a ledger, None if it is missing.
 
     Raises:
         CardError: the card is damaged, or a newer version wrote it.

@@ -129,7 +129,7 @@ class _Indices:
 
     @property
     def mask(self) -> Tensor | None:
-        """Return the first index that is a mask, None where there is none."""
+        """Return the first index that is a mask, None without one."""
         return next(filter(is_mask, self.given.values()), None)
 
     def except_dim(self, dim: int) -> list[Tensor]:

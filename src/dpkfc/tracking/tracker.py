@@ -170,7 +170,7 @@ class Tracker:
         return id(x) in self._states
 
     def axis(self, x: Any) -> BatchAxis | None:
-        """Return the batch axis of a tensor, None where it has none."""
+        """Return the batch axis of a tensor, None without one."""
         state = self.state(x)
         return state if isinstance(state, BatchAxis) else None
 

@@ -96,7 +96,7 @@ def have_equal_gradients(model: nn.Module, one: Tensor, other: Tensor) -> bool:
 
 
 def all_gradients(model: nn.Module, total: Tensor) -> Tensors:
-    """Return the gradient of a number at every trainable parameter, zeros where it has none."""
+    """Return the gradient of a number at every trainable parameter, else zeros."""
     gradients = gradient_of(model, total)
     dense = {}
     for name, p in trainable_tensors(model).items():

@@ -54,7 +54,7 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         given: fields of `Declared`.
 
     Raises:
-        CardError: there is no card, or it disagrees with ledger or weights.
+        CardError: the card is missing, or disagrees with ledger or weights.
         ValueError: a value that a card cannot show.
     """
     card = require_card(run)

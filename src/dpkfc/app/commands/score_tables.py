@@ -16,7 +16,7 @@ def print_scores(console: Console, scores: Scores, names: Sequence[str]) -> None
     Args:
         console: of the owner.
         scores: of a model.
-        names: of the classes; empty where they have none.
+        names: of the classes; empty for classes without names.
     """
     if not scores.scores:
         return

@@ -42,7 +42,7 @@ class Source:
             ending `.gz` or `.bz2` may be missing.
         read: maps files in that order to (training split, test split), with the set's own
             validation split as a third where it has one.
-        hub: repository on the Hugging Face hub; empty where it has none.
+        hub: repository on the Hugging Face hub; empty for a set that is not on it.
         hub_config: which of the sets of that repository; empty where it has one.
         image_column: column of the images there.
         label_column: column of the labels of images there.

@@ -54,7 +54,7 @@ class Answer:
 
 
 def answer_panels(panels: Sequence[Panel]) -> list[Answer]:
-    """Return an answer for each panel and ε; smoke runs have none."""
+    """Return an answer for each panel and ε, except for smoke runs."""
     answers = []
     for panel in panels:
         groups = [group for group in panel.groups if not group.first.smoke]
@@ -123,7 +123,7 @@ def difference(
     if min(len(first), len(second)) < 2:
         return None
     if len(set(first)) == len(set(second)) == 1:
-        # There is no deviation to judge by.
+        # Equal scores show no deviation.
         return None
     low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(level)
     return float(low), float(high)

@@ -50,7 +50,7 @@ class RunGroup:
         runs: one or more.
         mean: of their scores, None where no score is known.
         std: sample deviation, None for a single run.
-        epsilon: the largest that a run spent, None where there is no guarantee.
+        epsilon: the largest that a run spent, None without a guarantee.
         differs: settings in which groups of the same method differ, in words.
     """
 

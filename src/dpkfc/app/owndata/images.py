@@ -37,7 +37,7 @@ def encode_folder(
         whose pixels are 0.
 
     Raises:
-        DatasetError: a folder that does not hold images of a class, or there are no images; a file
+        DatasetError: a folder that does not hold images of a class, or is empty; a file
             cannot be read and `broken` is "error". In training, a folder without a readable file
             does not stop the run.
     """

@@ -68,7 +68,7 @@ def _need_schema(config: RunConfig, schema: Schema | None) -> Schema:
     """Return the schema of the settings, with a public target.
 
     Raises:
-        ConfigError: there is none; the message is the command that writes one.
+        ConfigError: the schema is missing; the message is the command that writes one.
     """
     data = config.data
     if schema is None:

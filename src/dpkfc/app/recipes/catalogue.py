@@ -57,7 +57,7 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe of a name.
 
     Raises:
-        ConfigError: there is no such recipe; the message names the nearest.
+        ConfigError: an unknown recipe; the message names the nearest.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")

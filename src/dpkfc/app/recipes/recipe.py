@@ -81,7 +81,7 @@ class Recipe:
         is_whitened: whether inputs have norm 1 and were whitened by public examples, so that C and
             rate of a linear head follow by rule.
         heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
-        classes: names of the labels; empty where they have none.
+        classes: names of the labels; empty for labels without names.
         unit: what ε protects: an example, or a person with several records.
         max_records_per_unit: most records of one unit that count in a step.
         read: maps another file of the same form to its records, for predictions. Of a folder of

@@ -249,7 +249,7 @@ class Cost:
         unpublished: what else there is to say, to the operator only; empty where the statement says
             it all.
         epsilon_with_tuning: ε of one arm of a random search that is over, its choice counted; None
-            where there is no such figure.
+            where the figure is missing.
         epsilon_with_training: ε of that and of one training with what it chose.
         epsilon_composed: ε of all runs started, one after the other, by RDP and their ledgers; None
             where it cannot be told.

@@ -180,7 +180,7 @@ class Run:
         """Return what runs the cell: `run_cell`, or what `measure` names.
 
         Raises:
-            StudyError: there is no such function.
+            StudyError: the function does not exist.
         """
         if not self.measure:
             return run_cell

@@ -93,7 +93,7 @@ class Search:
         return f"{self.recipe}/{self.arm.name}{'' if self.kind == ADAPTIVE else _RANDOM}"
 
     def constant(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return a value that is stored with the search; make it where there is none yet."""
+        """Return a value that is stored with the search; make it on the first call."""
         if name not in self._study.user_attrs:
             with explain_errors(self.journal):
                 self._study.set_user_attr(name, make())
@@ -141,7 +141,7 @@ class Search:
         """Return a trial that is to be run once more, to its end, as `ask` returns it.
 
         Returns:
-            None where there is no such trial, or other trials still run.
+            None for an unknown trial, or while other trials run.
         """
         again = [trial.user_attrs.get(AGAIN) for trial in self._find_running()]
         if self.started < self.trials or None in again:
@@ -317,7 +317,7 @@ class Search:
         return stopped
 
     def _open(self) -> Any:
-        """Return the study of this search, made where there is none.
+        """Return the study of this search, made if it is missing.
 
         Raises:
             StudyError: the journal has trials of the other kind of search. Such a search must not
