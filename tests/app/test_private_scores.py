@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from dpkfc.app import private_scores
+from dpkfc.app.count_forms import Numbers, SeveralClasses, TwoClasses
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.prepare import prepare
-from dpkfc.app.private_scores import Numbers, SeveralClasses, TwoClasses, count_rows, noisy_scores
+from dpkfc.app.private_scores import count_rows, noisy_scores
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import score_model
 from dpkfc.app.toml import ConfigError

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dpkfc.app.count_forms import CountForm
 from dpkfc.app.datasets.examples import Examples, ExampleSet
 from dpkfc.app.optimizers import SGD, AdamW
-from dpkfc.app.private_scores import CountForm
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError

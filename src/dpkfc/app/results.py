@@ -16,12 +16,13 @@ from torch import nn
 
 from dpkfc.app.assembly import Prepared
 from dpkfc.app.choice import describe_choice
+from dpkfc.app.count_forms import CountForm
 from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, not_private
 from dpkfc.app.picture_data import Curve, LayerSignal, LayerSpectra, RunFigures, spectrum_points
-from dpkfc.app.private_scores import PURPOSE, CountForm, count_rows, judge, noisy_scores
+from dpkfc.app.private_scores import PURPOSE, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, write_json, write_text
