@@ -45,6 +45,8 @@ FILES = (
     "privacy/events.py",
     "privacy/gaussian_pairs.py",
     "privacy/loss_distribution.py",
+    "privacy/loss_grid.py",
+    "privacy/loss_masses.py",
     "privacy/quick_epsilon.py",
     "privacy/calibration.py",
     "privacy/rng.py",

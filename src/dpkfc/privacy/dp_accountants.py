@@ -28,7 +28,7 @@ from dpkfc.privacy.events import (
     two_parts,
 )
 from dpkfc.privacy.gaussian_pairs import Floats
-from dpkfc.privacy.loss_distribution import bound_rounding
+from dpkfc.privacy.loss_grid import bound_rounding
 
 if TYPE_CHECKING:
     import dp_accounting

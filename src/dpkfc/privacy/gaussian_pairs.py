@@ -53,7 +53,8 @@ class Pair:
         log_absence = math.log1p(-self.rate) if self.rate < 1 else -math.inf
         logs = [k * log_absence]
         for j in range(1, k):
-            logs.append(math.log(math.comb(k, j)) + j * log_rate + (k - j) * log_absence)
+            log_choices = math.log(math.comb(k, j))
+            logs.append(log_choices + j * log_rate + (k - j) * log_absence)
         return [*logs, k * log_rate]
 
     def _log_terms(self, x: Floats) -> list[Floats]:
@@ -74,10 +75,12 @@ class Pair:
             # log(exp(loss) - w_0) without cancellation: what the terms from j = 1 on have to be.
             rest = np.log(-np.expm1(np.minimum(self.log_weights[0] - losses, 0.0)))
         wanted = losses + rest
-        # One term alone would be as large a little further on.
+        # One term alone would be as large a little further on: log w_j + j (x - j / 2) / σ².
         x: Floats = np.full(losses.shape, np.inf)
         for j in range(1, self.units + 1):
-            x = np.minimum(x, (wanted - self.log_weights[j]) / j * self.stddev**2 + j / 2)
+            score = (wanted - self.log_weights[j]) / j
+            alone = score * self.stddev**2 + j / 2
+            x = np.minimum(x, alone)
         if self.units > 1:
             is_finite = np.isfinite(x)
             x[is_finite] = self._descend(x[is_finite], wanted[is_finite])
@@ -95,7 +98,8 @@ class Pair:
             slope = shifts @ np.exp(terms - total) / self.stddev**2
             step = (total - wanted) / slope
             x = x - step
-            if np.all(np.abs(step) <= _ROUNDING * (np.abs(x) + self.stddev)):
+            rounding = _ROUNDING * (np.abs(x) + self.stddev)
+            if np.all(np.abs(step) <= rounding):
                 break
         return x
 
@@ -125,10 +129,12 @@ class Pair:
             far: standard deviations beyond which nothing counts.
         """
         reach = far * self.stddev
+        # L changes over σ², the density over σ.
         size = (self.units + 2 * reach) / min(self.stddev, self.stddev**2) * _STEPS
         x = np.linspace(-reach, self.units + reach, math.ceil(min(size, _MOST_STEPS)))
         cell = (x[1] - x[0]) / self.stddev / math.sqrt(2 * math.pi)
-        exponents = np.multiply.outer(powers, self.losses(x)) - 0.5 * (x / self.stddev) ** 2
+        half_squares = 0.5 * (x / self.stddev) ** 2
+        exponents = np.multiply.outer(powers, self.losses(x)) - half_squares
         largest = exponents.max(axis=1, keepdims=True)
         sums = np.exp(exponents - largest).sum(axis=1)
         return np.asarray(largest[:, 0] + np.log(sums * cell))
@@ -151,13 +157,20 @@ def _log_masses(edges: Floats) -> Floats:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Return ε of the Gaussian mechanism, from its closed form (Balle and Wang 2018)."""
+    """Return ε of the Gaussian mechanism, the root of its closed form for δ.
+
+    δ(ε) = Φ(μ / 2 − ε / μ) − e^ε Φ(−μ / 2 − ε / μ), with μ = 1 / noise multiplier.
+
+    Source:
+        Balle and Wang (2018).
+    """
     mu = 1 / noise_multiplier
 
     def excess(epsilon: float) -> float:
         place = epsilon / mu
         above = scipy.special.log_ndtr(mu / 2 - place)
         below = epsilon + scipy.special.log_ndtr(-mu / 2 - place)
+        # The difference is never 0: rounding may make them equal.
         gap = min(below - above, -1e-300)
         log_delta = above + math.log(-math.expm1(gap))
         return float(log_delta) - math.log(delta)

@@ -17,13 +17,8 @@ from dpkfc.privacy.events import (
     two_parts,
 )
 from dpkfc.privacy.gaussian_pairs import Pair, gaussian_epsilon
-from dpkfc.privacy.loss_distribution import (
-    ACCURACY,
-    Grid,
-    Release,
-    choose_grid,
-    epsilon_of_releases,
-)
+from dpkfc.privacy.loss_distribution import choose_grid, epsilon_of_releases
+from dpkfc.privacy.loss_grid import ACCURACY, Grid, Release
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
