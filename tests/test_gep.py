@@ -125,7 +125,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
 
 def test_a_sum_that_was_clipped_otherwise_is_not_released():
     p = split(1.0)
-    ledger = Ledger.in_memory(p.hash, {}, p.steps)
+    ledger = Ledger.open(None, p.hash, {}, p.steps)
     with pytest.raises(ValueError, match="the plan assumes"):
         release(
             ClippedSum({EMBEDDING: torch.zeros(5)}, 1.0, "embedding"),

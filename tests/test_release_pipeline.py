@@ -38,7 +38,7 @@ def make_plan():
 
 
 def new_ledger(plan):
-    return Ledger.in_memory(plan.hash, max_releases=plan.steps)
+    return Ledger.open(None, plan.hash, max_releases=plan.steps)
 
 
 def make_pipeline(plan, ledger, **options):

@@ -157,7 +157,7 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place():
 def pure_noise(p, model, step):
     """What a release of nothing is in test mode."""
     zeros = {name: torch.zeros_like(q) for name, q in model.named_parameters()}
-    book = Ledger.in_memory(p.hash, max_releases=1)
+    book = Ledger.open(None, p.hash, max_releases=1)
     return release(
         ClippedSum(zeros, p.max_grad_norm, p.clipping), p, p.noise_stream(), book, step
     ).gradients

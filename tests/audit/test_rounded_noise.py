@@ -73,7 +73,7 @@ def test_there_is_no_grid_for_nonsense(sensitivity, numbers):
 
 def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged():
     p = rounded(1e9)
-    ledger = Ledger.in_memory(p.hash)
+    ledger = Ledger.open(None, p.hash)
     with pytest.raises(ValueError, match="too large for noise='rounded' with sensitivity"):
         release(ClippedSum({"w": torch.zeros(10)}, p.max_grad_norm), p, p.noise_stream(), ledger, 0)
     assert ledger.count == 0
@@ -173,7 +173,7 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype, evidence):
     assert p.stddev == pytest.approx(2.6, rel=1e-5) and p.stddev > 2.6
     clipped = ClippedSum({"w": torch.zeros(numbers, dtype=dtype)}, 2.0)
     z = (
-        release(clipped, p, p.noise_stream(), Ledger.in_memory(p.hash), 0).gradients["w"].double()
+        release(clipped, p, p.noise_stream(), Ledger.open(None, p.hash), 0).gradients["w"].double()
         * p.expected_batch_size
     )
     assert two_sided(z, p.stddev) > 1e-9

@@ -66,7 +66,7 @@ def shared_noise(plan, number: int) -> torch.Tensor:
         stream = NoiseStream.repeatable(stream_seed(plan, client + 1))
         zeros = {n: torch.zeros_like(p) for n, p in head().named_parameters()}
         mechanism = PartyMechanism(plan, plan.client_stddev)
-        ledger = Ledger.in_memory(plan.hash)
+        ledger = Ledger.open(None, plan.hash)
         total = total + vector(
             release(
                 ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number

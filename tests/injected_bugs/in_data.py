@@ -267,7 +267,7 @@ def every_second(m: pytest.MonkeyPatch) -> None:
 def after_release(m: pytest.MonkeyPatch) -> None:
     def make(real: Any) -> Any:
         def release(clipped: Any, plan: Any, noise: Any, book: Any, step: int) -> Any:
-            released = real(clipped, plan, noise, Ledger.in_memory(plan.hash), step)
+            released = real(clipped, plan, noise, Ledger.open(None, plan.hash), step)
             book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
             return released
 
@@ -292,7 +292,7 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
         "release",
         lambda real: (
             lambda clipped, plan, noise, book, step: real(
-                clipped, plan, noise, Ledger.in_memory(plan.hash), step
+                clipped, plan, noise, Ledger.open(None, plan.hash), step
             )
         ),
     )

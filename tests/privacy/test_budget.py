@@ -48,7 +48,7 @@ def budget(folder, limit=3.0, delta=DELTA, **more):
 
 def ledger(path, run=RUN, releases=4):
     if path is None:
-        return Ledger.in_memory(run.hash, max_releases=releases)
+        return Ledger.open(None, run.hash, max_releases=releases)
     return Ledger.open(path, run.hash, max_releases=releases)
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
     with pytest.raises(BudgetError, match="certified plans alone.*test mode"):
         ward.charge(replace(RUN, caveats=("NOT PRIVATE: test mode",)), ledger(None))
     with pytest.raises(BudgetError, match="make_private_with_epsilon"):
-        ward.charge(RUN, Ledger.in_memory("plan"))
+        ward.charge(RUN, Ledger.open(None, "plan"))
     assert ward.path.read_bytes() == before
 
 

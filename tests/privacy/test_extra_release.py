@@ -131,7 +131,7 @@ def test_steps_cannot_spend_what_is_kept_for_others_nor_the_reverse():
     with pytest.raises(BudgetExhausted, match="allows 0 releases for other"):
         ledger.charge(20, plan.event, 1.0, 1.0, 1.0, "other")
     assert ledger.charge(20, BOUNDS.event, 4.0, 8.0, 2.0, "bounds") == 1
-    unlimited = Ledger.in_memory("plan")
+    unlimited = Ledger.open(None, "plan")
     with pytest.raises(BudgetExhausted):
         unlimited.charge(0, BOUNDS.event, 4.0, 8.0, 2.0, "bounds")
 

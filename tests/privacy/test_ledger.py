@@ -59,7 +59,7 @@ def test_what_a_ledger_says(path):
 def test_a_ledger_in_memory_behaves_like_a_file(where, tmp_path):
     make = {
         "file": lambda: Ledger.open(tmp_path / "l", PLAN, HEADER, 2),
-        "memory": lambda: Ledger.in_memory(PLAN, HEADER, 2),
+        "memory": lambda: Ledger.open(None, PLAN, HEADER, 2),
     }
     with make[where]() as ledger:
         heads = [ledger.head]
@@ -239,7 +239,7 @@ def test_a_header_may_say_more_but_not_lie(tmp_path):
     with Ledger.open(tmp_path / "l", PLAN, {"plan": {"other": 2}}) as ledger:
         assert ledger.count == 0
     with pytest.raises(ValueError, match=r"may not set \['plan_hash'\]"):
-        Ledger.in_memory(PLAN, {"plan_hash": "x"})
+        Ledger.open(None, PLAN, {"plan_hash": "x"})
 
 
 def test_two_writers_are_kept_apart(path):

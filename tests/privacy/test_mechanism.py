@@ -27,7 +27,7 @@ def make_plan(noise_multiplier=1.3, **changes):
 
 
 def make_ledger(plan):
-    return Ledger.in_memory(plan.hash, max_releases=plan.steps)
+    return Ledger.open(None, plan.hash, max_releases=plan.steps)
 
 
 def zeros(plan, **tensors):
@@ -143,7 +143,7 @@ def test_parts_of_different_plans_are_refused_before_anything_is_charged():
         (
             good,
             plan.noise_stream(),
-            Ledger.in_memory("other"),
+            Ledger.open(None, "other"),
             "the ledger belongs to the plan other",
         ),
         (ClippedSum({}, 2.0), plan.noise_stream(), ledger, "has no tensors"),

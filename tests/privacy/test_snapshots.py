@@ -119,7 +119,7 @@ def test_a_forked_child_may_not_charge_its_parents_ledger(place, tmp_path, monke
     ledger = (
         Ledger.open(tmp_path / "ledger.jsonl", "plan")
         if place == "file"
-        else Ledger.in_memory("plan")
+        else Ledger.open(None, "plan")
     )
 
     def message():

@@ -46,7 +46,7 @@ class BudgetExhausted(RuntimeError):
 class Ledger:
     """The one writer of a ledger.
 
-    Make it with `Ledger.open` or `Ledger.in_memory`, and close it or use it in a `with`.
+    Make it with `Ledger.open`, and close it or use it in a `with`.
 
     Attributes:
         path: the file, None in memory.
@@ -134,16 +134,6 @@ class Ledger:
         ledger = cls(state, path, descriptor, max_releases, extra, lock)
         ledger._is_new = not content
         return ledger
-
-    @classmethod
-    def in_memory(
-        cls,
-        plan_hash: str,
-        header: Values | None = None,
-        max_releases: int | None = None,
-    ) -> Ledger:
-        """Return a ledger that ends with the process."""
-        return cls.open(None, plan_hash, header, max_releases)
 
     @property
     def id(self) -> str:
