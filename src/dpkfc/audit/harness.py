@@ -356,17 +356,16 @@ class RandomWalk(torch.optim.Optimizer):
     Args:
         parameters: name to parameter.
         length: of a step, relative to the root mean square of a parameter.
-        seed: of the path.
 
     Attributes:
         gradients: what the optimizer got at the last step, by name.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], length: float, seed: int = 0) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], length: float) -> None:
         super().__init__(list(parameters.values()), {"lr": 1.0})
         self._names = {p: name for name, p in parameters.items()}
         self._length = length
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(0)
         self.gradients: dict[str, Tensor] = {}
 
     @torch.no_grad()

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-_DRAWS = 100
 Partition = list[NDArray[np.int64]]
 
 
@@ -26,9 +25,7 @@ def iid(size: int, clients: int, seed: int = 0) -> Partition:
     return [np.sort(piece) for piece in np.array_split(order, clients)]
 
 
-def dirichlet(
-    labels: ArrayLike, clients: int, alpha: float, seed: int = 0, least: int = 0
-) -> Partition:
+def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int = 0) -> Partition:
     """Divide records with label skew: fractions of labels follow Dirichlet(alpha, …, alpha).
 
     Args:
@@ -36,11 +33,9 @@ def dirichlet(
         clients: n.
         alpha: > 0; 0.1 leaves most clients with few labels, ∞ is even.
         seed: of the draw.
-        least: fewest records of a client; the draw is repeated up to 100 times until all clients
-            have them.
 
     Raises:
-        ValueError: alpha not positive, or `least` out of reach.
+        ValueError: alpha not positive.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     _check_size(classes.size, clients)
@@ -48,22 +43,15 @@ def dirichlet(
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
     generator = np.random.default_rng(seed)
-    for _ in range(_DRAWS):
-        owner = np.empty(classes.size, dtype=np.int64)
-        for label in range(int(classes.max()) + 1):
-            indices = generator.permutation(np.flatnonzero(classes == label))
-            fractions = np.full(clients, 1 / clients)
-            if np.isfinite(alpha):
-                fractions = generator.dirichlet(np.full(clients, alpha))
-            positions = (np.arange(indices.size) + 0.5) / indices.size
-            owner[indices] = np.searchsorted(np.cumsum(fractions)[:-1], positions)
-        partition = [np.flatnonzero(owner == client) for client in range(clients)]
-        if min(len(piece) for piece in partition) >= least:
-            return partition
-    raise ValueError(
-        f"no draw of {_DRAWS} gives every client {least} records; lower least, or raise alpha = "
-        f"{alpha}"
-    )
+    owner = np.empty(classes.size, dtype=np.int64)
+    for label in range(int(classes.max()) + 1):
+        indices = generator.permutation(np.flatnonzero(classes == label))
+        fractions = np.full(clients, 1 / clients)
+        if np.isfinite(alpha):
+            fractions = generator.dirichlet(np.full(clients, alpha))
+        positions = (np.arange(indices.size) + 0.5) / indices.size
+        owner[indices] = np.searchsorted(np.cumsum(fractions)[:-1], positions)
+    return [np.flatnonzero(owner == client) for client in range(clients)]
 
 
 def parts(tensors: Sequence[Tensor], partition: Partition) -> list[tuple[Tensor, ...]]:

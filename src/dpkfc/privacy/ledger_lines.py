@@ -89,7 +89,7 @@ def make_header(plan_hash: str, extra: Values | None) -> dict[str, Any]:
         "format": FORMAT,
         "plan_hash": plan_hash,
         "created": created,
-        "dpkfc": version(),
+        "dpkfc": version("dpkfc"),
         # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
         "id": uuid.uuid4().hex,
         "certified": None,
@@ -200,10 +200,10 @@ def is_complete(torn: bytes) -> bool:
 
 
 @functools.cache
-def version() -> str:
-    """Return the version of this package, as it is installed."""
+def version(package: str) -> str:
+    """Return the version of an installed package, found once a process."""
     try:
-        return metadata.version("dpkfc")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed as a package"
 

@@ -104,8 +104,11 @@ def find_template(dataset: Any, public_records: Sequence[Any] | None = None) -> 
     if library is not None and isinstance(source, library.Dataset):
         # A feature without a public value, or a transform that refuses one.
         with suppress(Exception), preserve_generators():
-            items = [_draw_item(library, source, length) for length in _LENGTHS]
-            return Template([x for i, x in enumerate(items) if not _is_repeated(items, i)])
+            items: dict[tuple[Any, ...], Any] = {}
+            for length in _LENGTHS:
+                item = _draw_item(library, source, length)
+                items.setdefault(tuple(axes_of(item)), item)
+            return Template(list(items.values()))
     return _read_template(RowDataset(dataset), len(dataset))
 
 
@@ -116,10 +119,6 @@ def _repeat_given(given: Sequence[Any], collate: Collate, count: int) -> PublicR
 
 def _raise_problem(problem: str, _: int) -> PublicRows:
     raise TypeError(problem)
-
-
-def _is_repeated(items: Sequence[Any], i: int) -> bool:
-    return any([*axes_of(x)] == [*axes_of(items[i])] for x in items[:i])
 
 
 def _read_template(records: Any, size: int) -> Template:

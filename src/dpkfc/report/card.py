@@ -19,8 +19,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +30,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger_lines import version
 from dpkfc.report.officer import Declared, explain_guarantee
 from dpkfc.report.text import json_number
 
@@ -484,13 +483,4 @@ def _refreshes(trained: Any) -> list[dict[str, Any]]:
 
 def software() -> dict[str, str]:
     """Return the versions of the software that computed the model."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
-
-
-@cache
-def _version(package: str) -> str:
-    """Return the version of an installed package, found once a process."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed as a package"
+    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
