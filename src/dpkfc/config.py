@@ -160,7 +160,7 @@ class Plan(PlanBase):
 
     def count_events(self, releases: int) -> int:
         """Return how many events so many steps cost a unit: one for each turn of its group."""
-        return -(-releases // self.sampler.separation)
+        return math.ceil(releases / self.sampler.separation)
 
     @property
     def ledger_header(self) -> dict[str, Any]:
@@ -692,7 +692,7 @@ class PrivacyConfig:
         """Return the rows of so many units, every view of every record, rounded up by padding."""
         multiple = self.pad_to_multiple or 1
         rows = units * (self.max_records_per_unit or 1) * self.augmentations
-        return -(-rows // multiple) * multiple
+        return math.ceil(rows / multiple) * multiple
 
     @property
     def expected_rows(self) -> int:
@@ -712,7 +712,7 @@ class PrivacyConfig:
         from dpkfc.memory import RowLimit
 
         limit = self.micro_batch
-        batch = -(-self.expected_batch_size * self.augmentations // processes)
+        batch = math.ceil(self.expected_batch_size * self.augmentations / processes)
         return RowLimit(min(batch, limit.most or batch), limit.automatic)
 
     def _check_sampler(self) -> None:
@@ -766,7 +766,9 @@ class PrivacyConfig:
 
             def estimate_noise(bands: int) -> float:
                 event = self._with_bands(bands)._sampler(dataset_size).event
-                return estimate_noise_multiplier(epsilon, delta, event, -(-steps // bands), also)
+                return estimate_noise_multiplier(
+                    epsilon, delta, event, math.ceil(steps / bands), also
+                )
 
             least = 2 if self.noise == CORRELATED else 1
             most = self._most_bands(dataset_size)
@@ -778,7 +780,7 @@ class PrivacyConfig:
             epsilon,
             delta,
             sampler.event,
-            -(-steps // sampler.separation),
+            math.ceil(steps / sampler.separation),
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
             also=also,

@@ -15,6 +15,7 @@ sums are cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -60,7 +61,7 @@ def refresh_microbatch_size(
         examples = max([examples, *(spec.size for spec in config.probe_specs(0))])
     if rows >= min(size, SCALE_SIZE, examples):
         return rows
-    return -(-rows // 2)
+    return math.ceil(rows / 2)
 
 
 class PreconditionerManager:

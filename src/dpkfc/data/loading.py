@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ def split(indices: ArrayLike, max_physical_batch_size: int | None) -> list[Indic
         return []
     array = array.astype(np.int64, casting="same_kind")
     bound = max_physical_batch_size or array.size
-    return np.array_split(array, -(-array.size // bound))
+    return np.array_split(array, math.ceil(array.size / bound))
 
 
 @dataclass(frozen=True)

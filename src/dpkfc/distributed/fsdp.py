@@ -10,6 +10,7 @@ For a model that is not sharded, everything here is the identity.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -268,7 +269,7 @@ def shard_like(full: Tensor, like: Any) -> Tensor:
 
     mesh = like.device_mesh
     placements = like.placements
-    size = -(-full.shape[0] // mesh.size())
+    size = math.ceil(full.shape[0] / mesh.size())
     start = min(mesh.get_local_rank() * size, full.shape[0])
     # A copy lets the whole tensor be freed.
     part = full[start : start + size].to(

@@ -8,6 +8,7 @@ ahead.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
@@ -61,7 +62,7 @@ class LogicalBatchSampler:
     def __iter__(self) -> Iterator[Indices]:
         """Yield the indices of one pass. Shuffling starts a new order in each pass."""
         period = self.plan.sampler.steps_per_draw
-        self._next = -(-self._next // period) * period
+        self._next = math.ceil(self._next / period) * period
         pending, self.pending = self.pending, None
         length = self.length
         if pending is not None:
@@ -92,7 +93,7 @@ class _PhysicalBatchSampler:
     def __len__(self) -> int:
         """Return the number of batches in one pass, an expected number if batches are cut."""
         size = self.logical.plan.expected_batch_size
-        return self.logical.length * -(-size // (self.bound or size))
+        return self.logical.length * math.ceil(size / (self.bound or size))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ def charges_of(releases: Sequence[dict[str, Any]], groups: int = 1) -> list[tupl
     counts = Counter(texts)
     if len(of_steps) == 1:
         steps = sum("purpose" not in release for release in releases)
-        counts[of_steps.pop()] -= steps - -(-steps // groups)
+        # Rounded up in integers: a forged number of groups may be too large for a float.
+        rounds = (steps + groups - 1) // groups
+        counts[of_steps.pop()] -= steps - rounds
     return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,7 @@ def check_sizes(passes: PublicPasses, rows: PublicRows, failure: Unknown | None)
         return torch.cat(parts)
 
     whole = values(range(count))
-    half = -(-count // 2)
+    half = math.ceil(count / 2)
     halves = values(range(half), range(half, count))
     comparisons = [(whole, halves, half)]
     size = (half // 2) | 1
@@ -45,7 +46,7 @@ def check_sizes(passes: PublicPasses, rows: PublicRows, failure: Unknown | None)
         first_values = values(range(size))
         comparisons.append((whole[:size], first_values, size))
         size //= 2
-    step = -(-count // _SINGLE_ROWS)
+    step = math.ceil(count / _SINGLE_ROWS)
     single_rows = sorted({0, 1, count - 1, *range(0, count, step)})
     single_values = values(*([i] for i in single_rows))
     comparisons.append((whole[single_rows], single_values, 1))
