@@ -123,5 +123,3 @@ def test_the_description_is_plain_and_what_makes_no_sense_is_refused():
     for bad in ([1.0], [1.0, 2.0, 3.0, math.nan]):
         with pytest.raises(ValueError, match="losses|scores"):
             infer_membership_from_losses(bad, [1.0, 2.0, 3.0, 4.0], delta=DELTA)
-    with pytest.raises(ValueError, match="confidence"):
-        infer_membership_from_losses([1.0] * 9, [1.0] * 9, delta=DELTA, confidence=0.0)

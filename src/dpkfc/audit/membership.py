@@ -63,6 +63,7 @@ def tpr_at_fpr(
 
 
 FPRS = (0.01, 0.001)
+CONFIDENCE = 0.95  # of the bounds and the intervals of an audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class MembershipResult:
     auc: float
     rates: tuple[DetectionRate, ...]
     epsilon_lower: float
-    confidence: float
+    confidence: float = CONFIDENCE
     claimed_epsilon: float | None
     delta: float
     seconds: float
@@ -131,7 +132,7 @@ class MembershipResult:
         )
 
 
-def infer_membership(  # noqa: PLR0913 - the last three are options
+def infer_membership(
     model: nn.Module,
     loss_fn: LossFn,
     members: Sequence[Tensor],
@@ -139,8 +140,6 @@ def infer_membership(  # noqa: PLR0913 - the last three are options
     *,
     delta: float,
     claimed_epsilon: float | None = None,
-    confidence: float = 0.95,
-    batch_size: int = 256,
 ) -> MembershipResult:
     """Attack a trained model by a threshold on the loss (Yeom et al. 2018).
 
@@ -153,8 +152,6 @@ def infer_membership(  # noqa: PLR0913 - the last three are options
             training has used.
         delta: δ of the bound.
         claimed_epsilon: ε of the plan.
-        confidence: of the bound and the intervals.
-        batch_size: examples that are evaluated at once.
 
     Guarantee:
         As `infer_membership_from_losses`. The result is computed from private examples without
@@ -169,11 +166,10 @@ def infer_membership(  # noqa: PLR0913 - the last three are options
     """
     started = time.perf_counter()
     result = infer_membership_from_losses(
-        compute_losses(model, loss_fn, members, batch_size),
-        compute_losses(model, loss_fn, non_members, batch_size),
+        compute_losses(model, loss_fn, members),
+        compute_losses(model, loss_fn, non_members),
         delta=delta,
         claimed_epsilon=claimed_epsilon,
-        confidence=confidence,
     )
     return replace(result, seconds=time.perf_counter() - started)
 
@@ -184,7 +180,6 @@ def infer_membership_from_losses(
     *,
     delta: float,
     claimed_epsilon: float | None = None,
-    confidence: float = 0.95,
 ) -> MembershipResult:
     """Attack a model by a threshold on given losses.
 
@@ -193,7 +188,6 @@ def infer_membership_from_losses(
         non_members: one loss each.
         delta: δ of the bound.
         claimed_epsilon: ε of the plan.
-        confidence: of the bound and the intervals.
 
     Guarantee:
         The intervals hold for this model, whose members and others are samples of two populations.
@@ -201,11 +195,9 @@ def infer_membership_from_losses(
         nearly independent. `audit_one_run` needs no such assumption: its canaries have own coins.
 
     Raises:
-        ValueError: fewer than four losses of a kind, losses that are not finite, δ outside [0, 1),
-            a confidence outside (0, 1).
+        ValueError: fewer than four losses of a kind, losses that are not finite, δ outside [0, 1).
     """
     started = time.perf_counter()
-    check_confidence(confidence)
     # A small loss speaks for membership, so it gets a large score.
     member_scores = -np.asarray(members, float).ravel()
     other_scores = -np.asarray(non_members, float).ravel()
@@ -214,7 +206,7 @@ def infer_membership_from_losses(
             "at least four losses of a kind are needed, "
             f"got {len(member_scores)} and {len(other_scores)}"
         )
-    alpha = 1 - confidence
+    alpha = 1 - CONFIDENCE
     _, errors = best_threshold(other_scores, member_scores, delta, alpha)
     bound = epsilon_lower(*errors, delta, alpha)
     return MembershipResult(
@@ -223,18 +215,11 @@ def infer_membership_from_losses(
         auc=auc(other_scores, member_scores),
         rates=tuple(_detection_rate(other_scores, member_scores, fpr, alpha) for fpr in FPRS),
         epsilon_lower=bound,
-        confidence=confidence,
         claimed_epsilon=claimed_epsilon,
         delta=delta,
         seconds=time.perf_counter() - started,
         passed=claimed_epsilon is None or bound <= claimed_epsilon,
     )
-
-
-def check_confidence(confidence: float) -> None:
-    """Refuse a confidence outside (0, 1)."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
 
 
 def _detection_rate(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from dpkfc.audit.epsilon_bounds import Floats
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress
-from dpkfc.audit.membership import check_confidence, compute_losses
+from dpkfc.audit.membership import CONFIDENCE, compute_losses
 from dpkfc.audit.one_run_bounds import gaussian_run_mu, most_run_mu, one_run_epsilon
 from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_with_ids
 from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries, Shares
@@ -93,7 +93,7 @@ class OneRunResult:
     ceiling: float | None
     noise: float | None
     took_part: int | None
-    confidence: float
+    confidence: float = CONFIDENCE
     claimed_epsilon: float
     delta: float
     steps: int
@@ -139,7 +139,6 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     kind: str = "planted",
     layer: str | None = None,
     labels: int = -1,
-    confidence: float = 0.95,
     claimed_epsilon: float | None = None,
     augment: Callable[[Any], Any] | None = None,
     seed: int | None = None,
@@ -157,7 +156,6 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         kind: "planted" or "mislabelled".
         layer: path of the layer with planted gradients; None takes the largest that allows it.
         labels: which tensor of the dataset holds the labels, for mislabelled canaries.
-        confidence: of the bound.
         claimed_epsilon: what is promised; None takes ε of the plan.
         augment: of the session.
         seed: of coins and canaries; None takes them from the operating system, as a valid audit
@@ -166,7 +164,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
 
     Guarantee:
         If the training is (ε, δ)-DP for examples added or removed (or replaced), `epsilon_lower`
-        exceeds ε with a probability of at most 1 − confidence, for every model and every score.
+        exceeds ε with a probability of at most 5 %, for every model and every score.
         `gaussian_lower` does so if the noise is Gaussian and independent between steps and
         directions, and examples are sampled as the plan says.
 
@@ -181,7 +179,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         >>> result = audit_one_run(plan, copied, optimizer, (x, y), loss_fn)
         >>> print(result.epsilon_lower, result.claimed_epsilon)
     """
-    check_settings(plan, kind, canaries, confidence)
+    check_settings(plan, kind, canaries)
     tensors = tuple(dataset)
     rng = np.random.default_rng(seed)
     if kind == "planted":
@@ -211,7 +209,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
                 progress(session.steps_done, plan.steps)
     claimed = plan.curve.epsilon(plan.steps) if claimed_epsilon is None else claimed_epsilon
     seconds = time.perf_counter() - started
-    return judge_canaries(planted, plan, claimed, seconds, confidence)
+    return judge_canaries(planted, plan, claimed, seconds)
 
 
 def judge_canaries(  # noqa: PLR0917
@@ -219,7 +217,6 @@ def judge_canaries(  # noqa: PLR0917
     plan: Plan,
     claimed: float,
     seconds: float,
-    confidence: float = 0.95,
     where: str = COPY,
 ) -> OneRunResult:
     """Bound ε from below by the canaries of a run that has ended.
@@ -229,10 +226,10 @@ def judge_canaries(  # noqa: PLR0917
         plan: of the run, canaries included.
         claimed: ε that is promised.
         seconds: duration of the run.
-        confidence: of the bounds.
         where: the canaries were: `RELEASED` or `COPY`.
     """
-    scores, coins, alpha = planted.scores(), planted.coins, 1 - confidence
+    scores, coins = planted.scores(), planted.coins
+    alpha = 1 - CONFIDENCE
     bound, guesses, correct = _guess(scores, coins, plan.delta, alpha)
     gaussian = ceiling = noise = took_part = None
     steps = plan.steps
@@ -266,7 +263,6 @@ def judge_canaries(  # noqa: PLR0917
         ceiling=ceiling,
         noise=noise,
         took_part=took_part,
-        confidence=confidence,
         claimed_epsilon=claimed,
         delta=plan.delta,
         steps=steps,
@@ -364,13 +360,12 @@ def plan_for_canaries(plan: Plan, size: int, canaries: int) -> Plan:
     return plan.config.calibrate(plan.target_epsilon, plan.delta, whole)
 
 
-def check_settings(plan: Plan, kind: str, canaries: int, confidence: float) -> None:
+def check_settings(plan: Plan, kind: str, canaries: int) -> None:
     """Refuse an audit that could not be valid, with a ValueError."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if canaries < FEWEST:
         raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
-    check_confidence(confidence)
     if plan.steps < 2:
         raise ValueError("canaries are heard in pairs of steps; the plan has one: set steps=2")
     if plan.bands > 1:

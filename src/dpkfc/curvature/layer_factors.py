@@ -327,9 +327,8 @@ class LayerAccumulator:
         weights = self._weights(x, groups)
         if weights is None:
             return x.mean(1, keepdim=True)
-        count = weights.sum(1, keepdim=True)
-        total = self._sum(x, groups)
-        return total / count.clamp(min=1)
+        count = weights.sum(1, keepdim=True).clamp(min=1)
+        return self._sum(x, groups) / count
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""

@@ -433,10 +433,7 @@ def optional_sections(
 
 def json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
     """Return numbers by name that JSON can hold; None stays None."""
-    numbers: dict[str, float | str | None] = {}
-    for name, value in values.items():
-        numbers[name] = None if value is None else json_number(value)
-    return numbers
+    return {name: None if x is None else json_number(x) for name, x in values.items()}
 
 
 def dataset_size(plan: Plan) -> dict[str, tuple[int, str]]:
