@@ -123,29 +123,29 @@ def read_pair(text: str, form: NumberForm = PLAIN) -> tuple[float, float] | None
     return values[0], values[1]
 
 
-def read_moment(text: str, form: str = "") -> float | None:
+def read_moment(text: str, date_format: str = "") -> float | None:
     """Return a date or time as seconds since 1970, None where a text is not one.
 
     Args:
         text: of the cell.
-        form: as of `datetime.strptime`, such as "%d.%m.%Y"; empty for ISO 8601. A time without a
-            zone counts as UTC.
+        date_format: as of `datetime.strptime`, such as "%d.%m.%Y"; empty for ISO 8601. A time
+            without a zone counts as UTC.
     """
     text = text.strip()
-    if not form:
+    if not date_format:
         parts = _ISO.fullmatch(text)
         if parts is None:
             return None
         day, minutes, seconds, fraction, zone = parts.groups()
         text = f"{day} {minutes or '00:00'}:{seconds or '00'}.{(fraction or '0')[:6]}"
-        form = "%Y-%m-%d %H:%M:%S.%f"
+        date_format = "%Y-%m-%d %H:%M:%S.%f"
         if zone:
-            text, form = f"{text}{zone}", f"{form}%z"
+            text, date_format = f"{text}{zone}", f"{date_format}%z"
     # Digits of other scripts.
     if re.search(r"[^\W\d_]|\d", text) and any(c.isdigit() and not c.isascii() for c in text):
         return None
     try:
-        moment = datetime.strptime(text, form)
+        moment = datetime.strptime(text, date_format)
         if moment.tzinfo is not None:
             moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
     except (ValueError, OverflowError):
@@ -153,11 +153,11 @@ def read_moment(text: str, form: str = "") -> float | None:
     return (moment - _EPOCH).total_seconds()
 
 
-def is_date_format(form: str) -> bool:
+def is_date_format(date_format: str) -> bool:
     """Return whether different moments can be written in a format and read again as such."""
     moments = datetime(1999, 12, 31, 23, 59), datetime(2001, 2, 3, 4, 5)
-    written = [moment.strftime(form) for moment in moments]
-    read = [read_moment(text, form) for text in written]
+    written = [moment.strftime(date_format) for moment in moments]
+    read = [read_moment(text, date_format) for text in written]
     return None not in read and read[0] != read[1]
 
 
