@@ -85,7 +85,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "samplers": ("config.py", "data", "privacy", "distributed", "audit"),
     "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
-    "crash": (*STEP, "checkpoint.py", "resume_checks.py", *RUN),
+    "crash": (*STEP, "checkpoint.py", "disk_sync.py", "resume_checks.py", *RUN),
     "fuzz": (*STEP, "checkpoint.py", "resume_checks.py", "cli.py", "report", "app"),
     "side doors": (*STEP, "checkpoint.py", "callbacks.py", "early_stopping.py", *RUN),
     "verifier": (

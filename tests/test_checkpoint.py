@@ -87,7 +87,7 @@ class Fragile:
         self.left = None
         for owner, name in (
             (safetensors.torch, "save_file"),
-            (checkpoint, "_sync"),
+            (checkpoint, "sync"),
             (Path, "rename"),
             (Path, "write_text"),
             (Path, "unlink"),

@@ -36,12 +36,13 @@ LIBRARY |= {
 LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
 LIBRARY |= {"early_stopping", "loss_check", "resume_checks", "shared_ledger", "step_record"}
 LIBRARY |= {"weight_noise"}
-EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "tensors", "torchrun"}
+EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "disk_sync", "tensors", "torchrun"}
 ALLOWED = {
     "_checks": set(),
     "_errors": set(),
     "allocator": set(),
     "clipping": set(),
+    "disk_sync": set(),
     "torchrun": set(),
     "linalg": set(),
     "tracking": set(),

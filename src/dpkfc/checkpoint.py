@@ -19,6 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from dpkfc.disk_sync import sync
+
 if TYPE_CHECKING:
     # Ledgers are verified without torch, which takes seconds to import.
 
@@ -83,7 +85,7 @@ def write(
         if target.exists():
             target.rename(old)
         fresh.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
         _delete(old)
     except TypeError as error:
         raise CheckpointError(str(error)) from error
@@ -113,7 +115,7 @@ def _write_files(
     content = manifest | {"digest": digest_manifest(manifest)}
     text = json.dumps(content, indent=1)
     _write_synced(folder / "manifest.json", lambda part: part.write_text(text, "utf-8"), private)
-    _sync(folder)
+    sync(folder)
 
 
 def _write_synced(path: Path, write: Callable[[Path], object], private: bool) -> None:
@@ -123,7 +125,7 @@ def _write_synced(path: Path, write: Callable[[Path], object], private: bool) ->
     write(path)
     # Safetensors renames a file over the new one that its owner alone may read.
     path.chmod(mode)
-    _sync(path)
+    sync(path)
 
 
 def _check_replaceable(place: Path, part: re.Pattern[str]) -> None:
@@ -284,7 +286,7 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         part.unlink(missing_ok=True)
         _write_synced(part, write, private)
         part.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -308,18 +310,3 @@ def hash_file(file: IO[bytes]) -> str:
         digest.update(piece)
     file.seek(0)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk has a file or, where the system can, the names in a folder."""
-    if not path.is_dir():
-        # Windows syncs only what can be written.
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-        return
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.checkpoint import CheckpointError, place_file
+from dpkfc.disk_sync import sync
 from dpkfc.privacy.locks import find_lock_path
 from dpkfc.weights_record import find_record_path
 
@@ -190,7 +191,7 @@ class RunFolder:
         try:
             with self.config.open("x", encoding="utf-8") as file:
                 file.write(settings)
-            _sync(self.config)
+            sync(self.config)
         except FileExistsError:
             raise RunFolderError(
                 f"another run has started in {self.path} just now; choose another folder with --out"
@@ -259,12 +260,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """Write JSON as `write_atomically` does."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     return write_text(path, text + "\n")
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk has the content of a file."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _expand(path: str | os.PathLike[str]) -> Path:

@@ -26,10 +26,11 @@ import scipy
 import tomli_w
 
 from dpkfc._checks import check_in_range, check_positive
+from dpkfc.disk_sync import sync
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.events import compose, event_from_dict, event_to_dict
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
 from dpkfc.privacy.locks import take_lock
 from dpkfc.privacy.quick_epsilon import quick_epsilon
 
@@ -529,13 +530,14 @@ def _replace(path: Path, text: str) -> None:
     """Put a new content in place; a crash leaves the old one or the new one."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        _write(part, text)
+        part.write_text(text, "utf-8")
+        sync(part)
         if path.exists():
             # A file that may not be written may not be replaced.
             path.open("r+b").close()
             os.chmod(part, os.stat(path).st_mode & 0o777)
         os.replace(part, path)
-        sync_folder(path)
+        sync(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -547,10 +549,3 @@ def _unwritable(path: Path, error: OSError) -> BudgetError:
         f"the budget {path.name} cannot be written ({error.strerror}); make room, or change the"
         " rights of the file and its folder"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpkfc.disk_sync import sync
 from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.ledger_lines import (
     LedgerError,
@@ -124,7 +125,7 @@ class Ledger:
                 check_header(state.header, first | {"steps": max_releases}, str(path))
             else:
                 _write(descriptor, line, 0)
-                sync_folder(path)
+                sync(path.parent)
         except BaseException as error:
             os.close(descriptor)
             lock.release()
@@ -426,13 +427,3 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the name of a new file last, where folders can be synced (not on Windows)."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
