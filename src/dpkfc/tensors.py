@@ -164,6 +164,12 @@ def separate(named: NamedTensors) -> Tensors:
     return tensors
 
 
+def content_bytes(x: Tensor) -> bytes:
+    """Return the bytes of a tensor's entries, on whatever device it is."""
+    flat = x.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
 def unique_tensors(state: Values) -> Tensors:
     """Return the tensors of a state dict; tied weights keep their first name only."""
     seen: set[tuple[int, torch.Size]] = set()

@@ -24,7 +24,15 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, Metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.linalg.subspace import Span, Subspace
-from dpkfc.tensors import NamedTensors, Tensors, copy_to_device, pack, separate, unpack
+from dpkfc.tensors import (
+    NamedTensors,
+    Tensors,
+    content_bytes,
+    copy_to_device,
+    pack,
+    separate,
+    unpack,
+)
 
 _TEXT = "meta"
 DEFAULT_EXAMPLES = 256
@@ -94,9 +102,8 @@ class PreconditionerState:
         """SHA-256 of the whole state."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
-            flat = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {flat.dtype} {tuple(flat.shape)} ".encode())
-            digest.update(flat.flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(content_bytes(tensor))
         return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> PreconditionerState:

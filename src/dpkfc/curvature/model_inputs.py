@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from dpkfc.tensors import content_bytes
+
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Sample: TypeAlias = tuple[Inputs, Tensor | None]
 
@@ -63,9 +65,8 @@ def select(inputs: Inputs, rows: slice | Tensor) -> Inputs:
 def hash_tensor(digest: Any, name: str, x: Tensor) -> None:
     """Add name, dtype, shape and contents of a tensor to a hash of `hashlib`."""
     head = f"{name}{x.dtype}{tuple(x.shape)}"
-    flat = x.detach().cpu().contiguous().flatten()
     digest.update(head.encode())
-    digest.update(flat.view(torch.uint8).numpy().tobytes())
+    digest.update(content_bytes(x))
 
 
 def device_of_model(model: nn.Module) -> torch.device:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 from dpkfc.distributed.context import Description, DistributedContext
 from dpkfc.distributed.fsdp import is_divided, reshard
-from dpkfc.tensors import NamedTensors
+from dpkfc.tensors import NamedTensors, content_bytes
 
 _COMPARED_RECORDS = 16
 _READS = 3  # fields that differ between reads are random
@@ -200,8 +200,7 @@ def _hash(*values: Any) -> str:
     for x in values:
         if isinstance(x, Tensor) and x.layout == torch.strided:
             digest.update(_kind(x).encode())
-            content = x.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(content.numpy().tobytes())
+            digest.update(content_bytes(x))
         else:
             digest.update(f"{type(x).__name__} {_describe_value(x)}".encode())
     return digest.hexdigest()

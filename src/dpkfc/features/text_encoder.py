@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_one_of
+from dpkfc.tensors import content_bytes
 
 # Tokens by which the lengths of a pass differ, and tokens of a pass. Both are constants, so that
 # the shape of a text's pass depends on the text alone.
@@ -95,7 +96,7 @@ class TextEncoder:
         hashed = hashlib.sha256()
         for name, weight in sorted(self.model.state_dict().items()):
             hashed.update(name.encode())
-            hashed.update(weight.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            hashed.update(content_bytes(weight))
         return hashed.hexdigest()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:

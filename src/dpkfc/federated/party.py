@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import torch
 from torch import nn
 
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.federated.messages import Shapes, to_bytes
+from dpkfc.federated.messages import Shapes
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
@@ -18,7 +17,7 @@ from dpkfc.privacy.grid import GAUSSIAN
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.release_pipeline import ReleasePipeline
-from dpkfc.tensors import Tensors
+from dpkfc.tensors import Tensors, content_bytes
 
 
 class PartyModel:
@@ -127,6 +126,5 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
         form = f"{name} {tuple(x.shape)} {x.dtype}\n"
         digest.update(form.encode())
         if name in frozen and x.numel():
-            flat = x.detach().cpu().contiguous().flatten()
-            digest.update(to_bytes(flat.view(torch.uint8)))
+            digest.update(content_bytes(x))
     return digest.hexdigest()
