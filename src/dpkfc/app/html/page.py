@@ -90,7 +90,7 @@ def build(contents: Contents, title: str) -> str:
     script = _asset(environment, "page.js")
     return environment.get_template("page.html").render(
         title=title,
-        generator=f"{GENERATOR} {version()}",
+        generator=f"{GENERATOR} {version('dpkfc')}",
         contents=contents,
         styles=styles,
         uncertified=len(uncertified),

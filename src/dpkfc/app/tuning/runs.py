@@ -361,4 +361,4 @@ def code() -> dict[str, str]:
         place = path.relative_to(root)
         if not _NOT_IN_RESULTS.intersection(place.parts[:2]):
             digest.update(place.as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return {"dpkfc": version(), "sources": digest.hexdigest()[:12]}
+    return {"dpkfc": version("dpkfc"), "sources": digest.hexdigest()[:12]}
