@@ -79,8 +79,13 @@ def compare(size: int, batch: int, epochs: float, epsilon: float) -> dict[str, A
     return found
 
 
-def measure_steps(warm_up: int = 600, timed: int = 40) -> dict[str, Any]:
-    """Return the medians of the processor time of a step with independent and correlated noise."""
+def measure_steps(earlier: int = 600, timed: int = 40) -> dict[str, Any]:
+    """Return the medians of the processor time of a step with independent and correlated noise.
+
+    Args:
+        earlier: steps whose noise is drawn, without steps, before the first one is timed.
+        timed: steps of each kind.
+    """
     torch.set_num_threads(1)
     images, labels = torch.randn(60_000, 1, 28, 28), torch.randint(10, (60_000,))
     loops = {}
@@ -91,6 +96,11 @@ def measure_steps(warm_up: int = 600, timed: int = 40) -> dict[str, Any]:
         model = seeded(mnist_cnn, 0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session = Session(plan, model, optimizer, (images, labels))
+        numbers = sum(p.numel() for p in model.parameters())
+        for release in range(1 - earlier, 1):
+            session._pipeline.noise.correlated_pieces(
+                numbers, 0, "float32", release, BandedNoise(bands)
+            )
         loops[bands] = session, session.batches()
 
     def step(bands: int) -> float:
@@ -100,8 +110,8 @@ def measure_steps(warm_up: int = 600, timed: int = 40) -> dict[str, Any]:
         session.step(batch, cross_entropy)
         return time.process_time() - start
 
-    for _ in range(warm_up):
-        step(BANDS)
+    for bands in loops:
+        step(bands)
     seconds = [[step(bands) for bands in loops] for _ in range(timed)]
     medians = [1e3 * statistics.median(of) for of in zip(*seconds, strict=True)]
     return {
@@ -109,7 +119,7 @@ def measure_steps(warm_up: int = 600, timed: int = 40) -> dict[str, Any]:
         "independent_ms": medians[0],
         "correlated_ms": medians[1],
         "ratio": medians[1] / medians[0],
-        "after_steps": warm_up,
+        "after_steps": earlier,
         "date": now(),
         "hardware": hardware(1),
     }
@@ -127,6 +137,20 @@ def table(results: Mapping[str, Any]) -> str:
         ]
         rows.append([task, *cells])
     return markdown(["error ÷ independent (bands)", *[f"ε = {e:g}" for e in epsilons]], rows)
+
+
+def steps_table(results: Mapping[str, Any]) -> str:
+    """Return what a step costs with both kinds of noise, a row for each commit."""
+    rows = [
+        [
+            row["hardware"]["commit"].rstrip("+"),
+            f"{row['independent_ms']:.0f}",
+            f"{row['correlated_ms']:.0f}",
+            f"{row['ratio']:.2f}×",
+        ]
+        for row in results.get("steps", ())
+    ]
+    return markdown(["commit", "independent, ms", f"{BANDS} bands, ms", "ratio"], rows)
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

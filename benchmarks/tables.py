@@ -175,6 +175,15 @@ def measured(name: str, file: str = "", command: str = "") -> str:
     return import_module(name).table(results) + "\n\n" + machine(results)
 
 
+def correlated_steps() -> str:
+    """Return the cost of a step with correlated noise, and where it was measured."""
+    import correlated_noise
+
+    results = read_json(RESULTS / "correlated_noise.json")
+    last = results["steps"][-1]
+    return correlated_noise.steps_table(results) + "\n\n" + machine(last, commit=False)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **pages.TABLES,
     "speed-summary": speed_summary,
@@ -187,6 +196,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "phases": partial(measured, "phases"),
     "tracking": partial(measured, "tracking"),
     "correlated-noise": partial(measured, "correlated_noise"),
+    "correlated-steps": correlated_steps,
     "growth": partial(measured, "growth"),
     "audit": partial(measured, "audit_page", "audit", "python benchmarks/audit.py"),
     "startup": partial(measured, "startup"),
