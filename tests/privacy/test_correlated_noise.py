@@ -122,16 +122,19 @@ def draws_of_seed(session):
             "readout": "natural",
         },
         {"max_physical_batch_size": 2},
+        {"expected_batch_size": 1},
     ],
-    ids=["plain", "two", "most", "DiSK", "metric", "natural", "micro"],
+    ids=["plain", "two", "most", "DiSK", "metric", "natural", "micro", "empty"],
 )
 def test_the_noise_of_a_run_is_the_inverse_times_independent_draws(settings):
     session = train(open_session(make_plan(**settings)))
     expected = solve(draws_of_seed(session), coefficients_of_root(session.plan.bands))
     assert np.allclose(noise_of(session), expected, atol=1e-9)
+    sizes = [len(indices) for _, indices, *_ in session.seen]
+    assert (min(sizes) == 0) == (session.plan.expected_batch_size == 1)
     # The stated variance is the variance of such a row.
     rows = np.linalg.inv(_matrix(session.plan.bands, STEPS))
-    scale = (session.plan.stddev / B) ** 2
+    scale = (session.plan.stddev / session.plan.expected_batch_size) ** 2
     for row, (*_, released) in zip(rows, session.seen, strict=True):
         assert released.noise_variance == pytest.approx(scale * (row**2).sum())
 
@@ -208,6 +211,27 @@ def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch):
         else:
             found = np.concatenate(draw_pieces(stream, release, 40, "float64"))
             assert np.allclose(found, w[release], atol=1e-12)
+
+
+@pytest.mark.parametrize("change", ["a fork", "a gap", "size", "dtype", "bands"])
+def test_the_correlation_begins_anew(change: str, monkeypatch) -> None:
+    stream = NoiseStream.repeatable(5)
+    settings = {"size": 40, "dtype": "float64", "release": 1, "correlation": BandedNoise(3)}
+    for release in (1, 2):
+        list(stream.correlated_pieces(**settings | {"release": release}, step=release))
+    assert stream.correlated_draws == 2
+    settings["release"] = 3
+    other = {"a gap": ("release", 4), "size": ("size", 39), "dtype": ("dtype", "float32")}
+    name, value = other.get(change, ("correlation", BandedNoise(2)))
+    if change == "a fork":
+        monkeypatch.setattr(rng._Process, "forks", rng.count_forks() + 1)
+    else:
+        settings[name] = value
+    (piece,) = stream.correlated_pieces(**settings, step=3)
+    z = NoiseStream.repeatable(5).normal(settings["size"], 3, settings["dtype"])
+    c_0 = coefficients_of_root(settings["correlation"].bands)[0]
+    assert np.allclose(piece, z / c_0, atol=1e-6)
+    assert stream.correlated_draws == 1
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 6e-7), ("float64", 3e-14)])

@@ -119,7 +119,7 @@ def validation_table(rows: Mapping[str, Row]) -> str:
         found = [rows.get(key) for key in validation_keys(noise)]
         if any(found):
             cells = [f"{row['accuracy']:.2f}" if row else "–" for row in found]
-            one = next(row for row in found if row)
+            one = max((row for row in found if row), key=lambda row: row["date"])
             seconds = f"{one['processor_seconds'] / one['steps']:.2f}"
             lines.append([title, *cells, f"{one['bands']}", seconds])
     if not lines:
