@@ -28,6 +28,7 @@ from common import (
     write_json,
 )
 from dpkfc_papers.studies.harness import finish, sheet
+from growth_embeddings import embedding_rows, embeddings
 from growth_files import file_rows, files, pair, pair_rows
 from growth_images import image_rows, images
 
@@ -209,6 +210,7 @@ MEASURED = {
     "files": files,
     "pair": pair,
     "images": images,
+    "embeddings": embeddings,
 }
 
 
@@ -230,8 +232,10 @@ def table(results: dict[str, Any]) -> str:
         rows += pair_rows(found)
     if found := results.get("images"):
         rows += image_rows(found)
+    if found := results.get("embeddings"):
+        rows += embedding_rows(found)
     cells = [
-        [name, f"{value:.2f} (≤ {goal:g} {'✓' if value <= goal else '✗'})"]
+        [name, f"{value:.2f}" + (f" (≤ {goal:g} {'✓' if value <= goal else '✗'})" if goal else "")]
         for name, value, goal in rows
     ]
     text = markdown(["ratio or figure", "found"], cells)

@@ -33,7 +33,7 @@ LIBRARY |= {
     "session",
     "convex",
 }
-LIBRARY |= {"graph", "callbacks", "weights", "weights_record"}
+LIBRARY |= {"graph", "callbacks", "lazy_noise", "weights", "weights_record"}
 LIBRARY |= {"early_stopping", "loss_check", "resume_checks", "shared_ledger", "step_record"}
 LIBRARY |= {"weight_noise"}
 EVERYWHERE = {"_checks", "_errors", "allocator", "clipping", "disk_sync", "tensors", "torchrun"}
@@ -70,7 +70,8 @@ ALLOWED = {
     "shared_ledger": {"config", "checkpoint", "distributed", "privacy"},
     "step_record": {"privacy"},
     "early_stopping": {"gradients"},
-    "loss_check": {"gradients", "public_rows", "verification"},
+    "lazy_noise": {"config", "gradients", "privacy", "weights"},
+    "loss_check": {"gradients", "lazy_noise", "public_rows", "rng_state", "verification"},
     "convex": {"config", "curvature", "postprocess", "privacy"},
     "weight_noise": {"config", "curvature"},
     "resume_checks": {"checkpoint"},

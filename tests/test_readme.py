@@ -32,6 +32,7 @@ RUN = [
             "tutorial.md",
             "models.md",
             "integrations.md",
+            "how-to-large-embeddings.md",
             "how-to-opacus.md",
             "extending.md",
             "sklearn.md",

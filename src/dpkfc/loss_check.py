@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from dpkfc.gradients.augmentation import Augmentation
+from dpkfc.gradients.augmentation import Augmentation, augment_batch
 from dpkfc.gradients.clipped_sum import GradientMode
 from dpkfc.gradients.layers import Layer, device_of_layers
-from dpkfc.gradients.loss_function import LossFn, identify_program
-from dpkfc.public_rows.template import find_template
+from dpkfc.gradients.loss_function import LossFn, identify_program, losses_of
+from dpkfc.gradients.one_pass import move_batch
+from dpkfc.gradients.state import own_pass
+from dpkfc.lazy_noise import LazyNoise
+from dpkfc.public_rows.template import Attempts, find_template
+from dpkfc.rng_state import restarter
 from dpkfc.verification.check import check_on_public_rows
 
 _log = logging.getLogger(__name__)
@@ -45,12 +52,21 @@ class LossCheck:
     _checked: set[Hashable] = field(default_factory=set)
     _unchecked_reason: str = ""
 
+    def is_due(self, loss_fn: LossFn) -> bool:
+        """Return whether a loss has not been checked yet."""
+        return bool(self.verify) and identify_program(loss_fn) not in self._checked
+
+    def forget(self) -> None:
+        """Check all losses again, since passes run in another way from now on."""
+        self._checked.clear()
+
     def check(
         self,
         loss_fn: LossFn,
         dataset: Any,
         collate: Callable[[list[Any]], Any],
         bound: int | None,
+        lazy: LazyNoise,
     ) -> None:
         """Check a loss on public rows, unless that was done before.
 
@@ -59,24 +75,27 @@ class LossCheck:
             dataset: whose types and shapes public rows take.
             collate: makes a batch of records.
             bound: most rows of a micro-batch, None for no bound.
+            lazy: tables whose noise waits, which are exposed here.
 
         Raises:
-            ValueError: examples mix, or a sharded model has an operation that is not proved.
+            ValueError: examples mix, or a sharded model has an operation that is not proved; a loss
+                that lazy noise does not go with.
         """
-        program = identify_program(loss_fn)
-        if not self.verify or program in self._checked:
+        if not self.is_due(loss_fn):
             return
+        lazy.expose()
         self.mode.unproved_operation = None
         self.mode.is_checked = False
         if self.mode.graph is not None:
             self.mode.graph.refusal = None
         template = find_template(dataset, self.public_records)
         template.warn(stacklevel=4)
+        device = device_of_layers(self.layers)
         verdict = check_on_public_rows(
             self.model,
             self.layers,
             loss_fn,
-            template.attempts(collate, device_of_layers(self.layers)),
+            template.attempts(collate, device),
             expected=self.expected_rows,
             bound=bound,
             augment=self.augment,
@@ -88,7 +107,14 @@ class LossCheck:
                 f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
                 " needs a proved batch axis: register_batch_rule"
             )
-        self._checked.add(program)
+        if lazy.tables and unproved is not None:
+            raise ValueError(
+                f"lazy_noise: {unproved.operation} takes one pass for each example"
+                f" ({unproved.reason[:50]}); register_batch_rule, or leave lazy_noise()"
+            )
+        if lazy.tables:
+            self._check_reads(loss_fn, template.attempts(collate, device), lazy)
+        self._checked.add(identify_program(loss_fn))
         self.mode.unproved_operation = unproved
         # A failing record of one process would leave the others of a divided model waiting.
         self.mode.is_checked = verdict.is_accepted and not self.is_sharded
@@ -98,6 +124,36 @@ class LossCheck:
         if verdict.unchecked:
             self._unchecked_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
         verdict.warn(stacklevel=4)
+
+    def _check_reads(self, loss_fn: LossFn, attempts: Attempts, lazy: LazyNoise) -> None:
+        """Refuse a loss that reads a table beside the calls of its module, on public rows.
+
+        It would find NaN, where noise waits.
+        """
+
+        def find_finite(batch: Any) -> Tensor:
+            restart()
+            with own_pass(self.model), torch.no_grad():
+                batch = augment_batch(self.augment, self.model, tree_map(deepcopy, batch), 2)
+                return losses_of(loss_fn, self.model, batch).isfinite()
+
+        restart = restarter()
+        device = device_of_layers(self.layers)
+        for make_rows in attempts:
+            try:
+                batch = move_batch(make_rows(2).batch(range(2)), device)
+                exposed = find_finite(batch)
+            except Exception:
+                # The loss does not accept these rows.
+                continue
+            with lazy.passes():
+                hidden = find_finite(batch)
+            if not torch.equal(exposed, hidden):
+                raise ValueError(
+                    "lazy_noise: loss_fn or the model reads the weight of an embedding otherwise"
+                    " than by calling its module; leave lazy_noise()"
+                )
+            return
 
     @property
     def unproved_operation(self) -> str:

@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.model_checks import check_unchanged
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.gradients.optimizer_step import check_moved, check_optimizer, step_on_release, traces
+from dpkfc.lazy_noise import LazyNoise
 from dpkfc.loss_check import LossCheck
 from dpkfc.memory import MicroBatchSize, available_bytes
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
@@ -217,6 +218,7 @@ class Session:
         )
         self._failed_rows = 0  # PRIVATE
         self._weights = ReleasedWeights(model)
+        self._lazy = LazyNoise(plan, noise, self._weights)
         self._is_first_step = True
         # Releases of earlier runs in the ledger; 0 after `restore`.
         self._unrestored_releases = self.ledger.steps
@@ -310,6 +312,7 @@ class Session:
                 record next to the ledger does not describe them.
             RuntimeError: a parameter was written since.
         """
+        self._lazy.expose()
         if self._step == 0 and self.ledger.steps:
             check_recorded_weights(self.ledger, self.model)
         self._weights.check_parameters()
@@ -376,6 +379,7 @@ class Session:
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
         self._average.start()
+        self._lazy.begin_step(self._step, self.optimizer)
         self._check_state()
         if not self._callbacks.has_started:
             self._callbacks.start(self, self.preconditioner)
@@ -385,7 +389,7 @@ class Session:
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         # A forward pass may write through `.data`, which torch does not count.
         self._ranks.run_on_all(partial(self._weights.check_parameters, after_passes=True))
-        total = self._ranks.sum(sums)
+        total = self._lazy.take_rows(self._ranks.sum(sums))
         clipped = ClippedSum(total, self._clip.max_grad_norm, self._clip.clipping)
         charged = self.ledger.steps
         try:
@@ -397,7 +401,7 @@ class Session:
             raise
         self._pending = None
         self._count_failures()
-        update = self._pipeline.make_update(released)
+        update = self._pipeline.make_update(self._lazy.keep_rows(released))
         self._apply(update)
         self._average.update()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
@@ -465,7 +469,13 @@ class Session:
 
     def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
         """Return the clipped sum of this rank's units and their private norms."""
-        self._loss_check.check(loss_fn, self._dataset, self._loader.collate, self._size.bound)
+        self._loss_check.check(
+            loss_fn, self._dataset, self._loader.collate, self._size.bound, self._lazy
+        )
+        with self._lazy.passes():
+            return self._sum_in_passes(batch, loss_fn)
+
+    def _sum_in_passes(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
         config = self.plan.config
         views = config.augmentations
         rows = np.asarray(batch.rows if self._share else self._ranks.shard(batch.rows))
@@ -536,6 +546,7 @@ class Session:
             augment=self._augment,
             num_summed=own_count,
             repeatable=self.plan.test_mode,
+            by_row={layer.name for layer in self._lazy.tables.values()},
         )
 
     @property
@@ -557,18 +568,49 @@ class Session:
 
     def _apply(self, update: Released) -> None:
         """Hand a post-processed release, and nothing else, to the optimizer."""
-        before = traces(self._parameters) if self._is_first_step else {}
+        tables = self._lazy.tables
+        parameters = {name: p for name, p in self._parameters.items() if name not in tables}
+        before = traces(parameters) if self._is_first_step else {}
         self._pipeline.postprocess.record_parameters(self._parameters)
         # A gradient that was left on a frozen parameter is not a release.
         self.optimizer.zero_grad(set_to_none=True)
-        set_gradients(self.optimizer, self._parameters, update)
+        set_gradients(self.optimizer, parameters, update)
         try:
-            step_on_release(self.optimizer, self._parameters, self._weights.record)
+            step_on_release(self.optimizer, parameters, self._record_step)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         if self._is_first_step and self.plan.noise_multiplier > 0:
-            check_moved(self.optimizer, self._parameters, before)
+            check_moved(self.optimizer, parameters, before)
         self._is_first_step = False
+
+    def _record_step(self) -> None:
+        """Note what a step of the optimizer has made."""
+        self._lazy.update(self.optimizer)
+        self._weights.record()
+
+    @contextmanager
+    def lazy_noise(self) -> Iterator[None]:
+        """Let noise of embedding rows that no record reads wait, inside a `with` block.
+
+        A step then costs what its records read, and a table may have any number of rows. The
+        distribution of the weights, the ledger and ε stay as they are without it. Inside
+        the block a table (`nn.Embedding`) is empty: it holds NaN. `model.state_dict()`, a forward
+        pass of your own and all methods of the session first bring all its rows up to date, which
+        costs a pass over the table. Then the next step empties it again. So does the end of the
+        block. It takes memory for a second copy of each table.
+
+        Raises:
+            ValueError: an optimizer other than SGD without momentum and weight decay; a
+                preconditioner, post-processing, average, or noise other than "gaussian"; a table
+                that is shared or of low precision, or none; several processes; captured graphs.
+            RuntimeError: in a step: an empty table was moved or written.
+        """
+        if self._ranks.world_size > 1 or self._is_sharded or self.captures_graphs:
+            what = "captured graphs" if self.captures_graphs else "several processes"
+            raise ValueError(f"lazy_noise does not go with {what}; leave one of them out")
+        with self._lazy.allowed(self.layers, self.optimizer):
+            self._loss_check.forget()
+            yield
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Put the average of the weights into the model inside a `with` block.
@@ -578,6 +620,7 @@ class Session:
                 is in the model already.
         """
         self._average.check_swapped_out()
+        self._lazy.expose()
         self._weights.check_parameters()
         return fsdp.resharded(self.model, self._average.swap_in())
 
@@ -588,6 +631,7 @@ class Session:
         weights. Nothing checks that, and ε is not valid otherwise, so the card says that it was
         done. All processes call this method.
         """
+        self._lazy.expose()
         self._weights.accept(self.ledger.steps, self._ranks)
 
     def release_vector(self, purpose: str, vector: Floats, norm: float) -> Floats:
@@ -756,6 +800,7 @@ class Session:
         Raises:
             RuntimeError: nothing was released or restored, or a tensor differs, by its name.
         """
+        self._lazy.expose()
         self._weights.check()
 
     def released_state(self) -> Tensors:
@@ -800,6 +845,7 @@ class Session:
             LedgerError: the ledger holds an earlier run, and no state of it was restored.
         """
         self._check_begun()
+        self._lazy.expose()
         if self._resume and self._unrestored_releases and self._step == 0:
             raise LedgerError(
                 f"the model holds no weights of {self.ledger.name}: restore its checkpoint, or make"
@@ -879,6 +925,7 @@ class Session:
                 processes; nothing is loaded then.
             RuntimeError: a drawn batch waits for `step`, and the checkpoint is of another step.
         """
+        self._lazy.expose()
         tensors, meta = self._ranks.broadcast_from_rank0(
             lambda: resume_checks.read_session(folder), "restore"
         )
@@ -918,6 +965,7 @@ class Session:
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._callbacks.note_private_readers(meta.get("takers", []))
         self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
+        self._lazy.weights = self._weights
         self._weights.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
@@ -932,6 +980,7 @@ class Session:
 
     def close(self) -> None:
         """Record the weights next to the ledger and close it; no step can follow."""
+        self._lazy.expose()
         if self._has_latest_weights and self._ranks.is_rank0 and not self._is_sharded:
             self._has_latest_weights = False
             self._record_weights()

@@ -168,6 +168,8 @@ class ReleasedWeights:
         self._first: dict[str, str] = {}
         # Where their parameters lay, and torch's count of writes to each.
         self._places: dict[str, tuple[int, int] | None] = {}
+        # Parameters whose values lie where no other code reaches them.
+        self._aside: set[str] = set()
 
     def record(self) -> None:
         """Take the weights as they are now for those that were released.
@@ -177,8 +179,32 @@ class ReleasedWeights:
         changed = self._list_tensors()
         if self._known:
             changed = {name: x for name, x in changed.items() if x.requires_grad}
-        self._known |= digest_tensors(changed)
+        self._known |= dict.fromkeys(self._aside, "") | digest_tensors(changed)
         self._places = self._find_places()
+
+    def set_aside(self, name: str) -> None:
+        """Leave a parameter out until `take_back`: its values move to where no code reaches them.
+
+        Raises:
+            RuntimeError: as `check_parameters`.
+        """
+        tensors = self._list_tensors(buffers=False)
+        if self._known:
+            self._refuse_written({name: tensors[name]})
+        self._aside.add(name)
+
+    def take_back(self, name: str, *, is_written: bool) -> None:
+        """Take the values of a parameter, which were put back, for those that were released.
+
+        Args:
+            name: of a parameter that was set aside.
+            is_written: other code has written in its place meanwhile, which the next check refuses.
+        """
+        self._aside.remove(name)
+        if self._known:
+            tensor = self._list_tensors(buffers=False)[name]
+            self._known[name] = "" if is_written else digest_tensors({name: tensor})[name]
+            self._places[name] = self._find_places()[name]
 
     def accept(self, releases: int, ranks: DistributedContext = SINGLE_PROCESS) -> None:
         """Take the weights as they are now, and note it where they have changed since a release.
@@ -229,6 +255,10 @@ class ReleasedWeights:
         parameters = self._list_tensors(buffers=False)
         if not self._known and not after_passes:
             self._first = digest_tensors(parameters)
+        self._refuse_written(parameters, after_passes=after_passes)
+
+    def _refuse_written(self, parameters: NamedTensors, *, after_passes: bool = False) -> None:
+        """Raise as `check_parameters` for some parameters."""
         name = self._find_changed(parameters)
         if name is None:
             return
@@ -318,7 +348,8 @@ class ReleasedWeights:
         """Return parameters and saved buffers by name; tied ones once, unless asked for."""
         # An evaluation may have left the model gathered.
         reshard(self.model)
-        tensors: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=not tied))
+        parameters = self.model.named_parameters(remove_duplicate=not tied)
+        tensors: dict[str, Tensor] = {name: p for name, p in parameters if name not in self._aside}
         if not buffers:
             return tensors
         for path, module in self.model.named_modules(remove_duplicate=not tied):

@@ -7,7 +7,7 @@ pass leaves no private tensor behind, and the whole batch can be computed again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -110,6 +110,7 @@ def clipped_sum(
     augment: Augmentation | None = None,
     num_summed: float = math.inf,
     repeatable: bool = False,
+    by_row: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
@@ -135,6 +136,8 @@ def clipped_sum(
         repeatable: dropout and `augment` take the numbers of the global generators as they stand,
             which a seed makes known. TEST MODE, NOT PRIVATE. Otherwise the numbers come from the
             operating system, and the generators are restored.
+        by_row: names of embeddings, without an entry in the metric, whose sums come as sparse
+            tensors of the rows that were read. Their tables show these rows alone.
 
     Returns:
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
@@ -142,17 +145,17 @@ def clipped_sum(
     Raises:
         ValueError: losses of another shape than the rows; weights that are not finite.
     """
-    check_finite(layers)
+    check_finite([layer for layer in layers if layer.name not in by_row])
     # Weights cast for an earlier step would be stale under an autocast around the loop.
     torch.clear_autocast_cache()
     mode = mode or GradientMode()
     passes = _Passes(model, layers, loss_fn, points, augment, one_record, mode)
-    summer = ClippedSummer(layers, metric, clip)
+    summer = ClippedSummer(layers, metric, clip, by_row)
     norms: list[Tensor] = []
     with randomize_generators(repeatable):
         for i, (loaded, rows) in enumerate(micro_batches):
             is_summed = i < num_summed
-            target = summer if is_summed else ClippedSummer(layers, metric, clip)
+            target = summer if is_summed else ClippedSummer(layers, metric, clip, by_row)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
                 part = target.add(calls, batch_size, groups).detach()
                 if is_summed:

@@ -8,7 +8,7 @@ the same sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,14 @@ class ClippedSummer:
         layers: every layer of the model.
         metric: layer name to map. An absent layer keeps the identity.
         clip: the clip, taken over all layers together in the preconditioned space.
+        by_row: names of embeddings whose sums are sparse tensors of the rows that were read.
     """
 
-    def __init__(self, layers: Sequence[Layer], metric: Metric, clip: Clip) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], metric: Metric, clip: Clip, by_row: Collection[str] = ()
+    ) -> None:
         self._layers = tuple(layers)
+        self._by_row = by_row
         self._metric = metric
         self._clip = clip
         self._subspace_clipper = subspace_clipper_of(metric, clip.clipping)
@@ -97,7 +101,9 @@ class ClippedSummer:
             for name in list(results):
                 # Each block is freed before the sum of the next one is taken.
                 result = results.pop(name)
-                value = result.block.weighted_sum(factors[name], excluded)
+                block = result.block
+                add_up = block.sum_by_row if name in self._by_row else block.weighted_sum
+                value = add_up(factors[name], excluded)
                 self._add((name, result.whitened), value)
         return norms
 
@@ -154,11 +160,25 @@ class ClippedSummer:
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
         sums: Tensors = {}
         for layer in self._layers:
+            if layer.name in self._by_row:
+                sums[layer.parameters["weight"]] = self._row_sum(layer)
+                continue
             parts = split_sum(layer, self._layer_sum(layer))
             sums |= {name: parts[name] for name in layer.parameters.values()}
         if self._subspace_clipper is None:
             return sums
         return self._subspace_clipper.result(sums, self._layers)
+
+    def _row_sum(self, layer: Layer) -> Tensor:
+        """Return the sum of an embedding without an entry of the metric, as a sparse tensor."""
+        table = layer.tensor("weight")
+        ids = torch.zeros(1, 0, dtype=torch.long, device=table.device)
+        rows = table.detach().new_zeros(0, table.shape[1])
+        total = torch.sparse_coo_tensor(ids, rows, table.shape, check_invariants=True)
+        for is_whitened in (True, False):
+            if (layer.name, is_whitened) in self._sums:
+                total = total + self._sums[layer.name, is_whitened]
+        return total.coalesce()
 
     def _layer_sum(self, layer: Layer) -> Any:
         """Return the whitened sum of a layer, zeros where no gradient came."""

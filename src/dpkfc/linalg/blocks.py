@@ -111,6 +111,7 @@ def sum_groups(x: Tensor, groups: int) -> Tensor:
 #   merge_rows(count, size) the block of `count` examples, each the sum of `size` consecutive rows
 #   weighted_sum(w, bad)    Σ_n w_n g_n. The rows of examples in the mask `bad`, whose gradients are
 #                           not finite, are zeroed first, since 0 · NaN is NaN.
+#   sum_by_row(w, bad)      the same as a sparse tensor of the rows that are not zero
 #   join(others)            several uses of one layer as one block: the gradient is their sum
 #   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
 #   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
@@ -155,6 +156,11 @@ class _Block:
                 parts[field.name] = x[_repeat(rows, each)]
         selected: _Form = replace(block, **parts)
         return selected
+
+    def sum_by_row(self: Any, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return `weighted_sum` as a sparse tensor of its rows that are not zero."""
+        total: Tensor = self.weighted_sum(weights, excluded)
+        return total.to_sparse(1)
 
     def explicit(self) -> Any:
         """Return the same block with everything written out that its form implies."""
@@ -586,6 +592,13 @@ class Lookup(_Block):
         """Return Σ_n weights_n g_n as `[num_rows, d_out]`."""
         zeros = self.b.new_zeros(self.num_rows, self.d_out)
         return self.add_rows(zeros, _weigh(self.b, weights, excluded))
+
+    def sum_by_row(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+        """Return `weighted_sum` as a sparse tensor of the rows that were read."""
+        rows = _weigh(self.b, weights, excluded).flatten(0, 1)
+        ids = self.ids.flatten().unsqueeze(0)
+        shape = (self.num_rows, self.d_out)
+        return torch.sparse_coo_tensor(ids, rows, shape, check_invariants=True).coalesce()
 
     def add_rows(self, total: Tensor, rows: Tensor) -> Tensor:
         """Add rows `[N, T, d_out]` at `ids` to `[num_rows, d_out]` in place, and return it."""

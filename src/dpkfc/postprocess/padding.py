@@ -17,17 +17,17 @@ def clear_padding(update: Released, layers: Sequence[Layer]) -> Released:
     No example has a gradient in the row of `padding_idx`, so noise alone would move it.
 
     Args:
-        update: for the optimizer.
+        update: for the optimizer. Tables whose noise waits (`lazy_noise`) are not in it.
         layers: of the model.
     """
     rows = find_padding_rows(layers)
     if not rows:
         return update
     gradients = dict(update.gradients)
-    for name, row in rows.items():
+    for name in rows.keys() & gradients.keys():
         # A copy: the release itself may be read again.
         table = gradients[name].clone()
-        table[row] = 0.0
+        table[rows[name]] = 0.0
         gradients[name] = table
     return replace(update, gradients=gradients)
 

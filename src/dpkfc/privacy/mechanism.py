@@ -260,6 +260,24 @@ def gaussian_release(
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, widest, finish)
 
 
+@torch.no_grad()
+def add_waiting_noise(rows: Tensor, stddev: Tensor, noise: NoiseStream, draw: int) -> Tensor:
+    """Return rows of weights with the noise of the steps that have passed them over.
+
+    Such steps were charged, and gave these rows noise alone: independent Gaussian noise, whose sum
+    is one Gaussian with the sum of the variances. It holds for real numbers, as "gaussian" does.
+
+    Args:
+        rows: float32 or float64 `[n, d]`.
+        stddev: of the sum that each row waits for, float64 `[n]`.
+        noise: the stream of the run.
+        draw: number of the draw; in test mode no other draw of the run may have it.
+    """
+    normal = _choose_source(noise, draw, rows.device, rows.numel())
+    z = normal(rows.numel(), rows.dtype).view_as(rows)
+    return z.mul_(stddev.to(z.dtype).unsqueeze(1)).add_(rows)
+
+
 def _draw_zeros(size: int, dtype: torch.dtype) -> Tensor:
     """Return the noise of a standard deviation of 0."""
     return torch.zeros(size, dtype=dtype)
