@@ -25,7 +25,7 @@ from dpkfc.gradients.autograd_graph import pull_rows
 from dpkfc.gradients.layers import name_arguments, tensors_of
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.tensors import Tensors
-from dpkfc.tracking.batch_rules import split_names, tensors_in
+from dpkfc.tracking.batch_rules import split_names
 from dpkfc.tracking.states import PARAMETRIC, BatchAxis, example_first
 from dpkfc.tracking.tracker import Tracker
 
@@ -154,8 +154,7 @@ class SharedUses:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, with one row per example in place of a shared tensor."""
-        states = [self.tracker.state(x) for x in tensors_in((*args, *kwargs.values()))]
-        if PARAMETRIC not in states:
+        if PARAMETRIC not in self.tracker.states((*args, *kwargs.values())):
             return function(*args, **kwargs)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             # Inside a checkpoint the pass is repeated without this.

@@ -26,7 +26,7 @@ from dpkfc.linalg.norm_bounds import (
 )
 from dpkfc.linalg.norm_methods import is_materialised
 from dpkfc.linalg.row_norms import (
-    GRAM_DEPTH,
+    count_pieces,
     count_terms,
     exact_row_norms,
     limit_inputs,
@@ -191,7 +191,7 @@ def _row_products(x: Tensor) -> Tensor:
     """
     if x.dtype != torch.float32:
         return torch.bmm(x, x.mT)
-    first, *others = x.split(GRAM_DEPTH, 2)
+    first, *others = x.chunk(count_pieces(x.shape[2]), 2)
     products = torch.bmm(first, first.mT)
     for part in others:
         products += torch.bmm(part, part.mT)

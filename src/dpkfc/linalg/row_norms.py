@@ -13,15 +13,20 @@ from dpkfc.linalg.deferred_flags import is_on_accelerator
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
 _SHORT = 64  # longest piece of a row that is summed in float32
-GRAM_DEPTH = 256
-"""Columns of a Gram matrix that are multiplied at once in float32."""
+_GRAM_DEPTH = 288  # most columns that are multiplied at once in float32, 256 and a few
 _CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
 _REACH = 2.0**100
 
 
+def count_pieces(d: int) -> int:
+    """Return into how many pieces rows of d columns are cut for a Gram matrix."""
+    return max(1, -(-d // _GRAM_DEPTH))
+
+
 def count_terms(d: int) -> int:
     """Return how many terms of an entry of a Gram matrix are added one after another."""
-    return min(d, GRAM_DEPTH) + -(-d // GRAM_DEPTH)
+    pieces = count_pieces(d)
+    return -(-d // pieces) + pieces
 
 
 def row_norms(x: Tensor, products: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ entries of this example in the outputs. Permuting the batch permutes the outputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -74,8 +74,8 @@ class Operation:
     outputs: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tensors = list(tensors_in((*self.args, *self.kwargs.values())))
-        self.outputs = list(tensors_in((self.output,)))
+        self.tensors = tensors_in((*self.args, *self.kwargs.values()))
+        self.outputs = tensors_in((self.output,))
 
     @property
     def result(self) -> Tensor:
@@ -128,13 +128,15 @@ def arguments_of(function: OpOverload) -> dict[str, tuple[int, Any]]:
     return {argument.name: (place, argument.default_value) for place, argument in arguments}
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among some values and inside the lists and tuples among them."""
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among some values and inside the lists and tuples among them."""
+    found = []
     for x in values:
         if isinstance(x, Tensor):
-            yield x
+            found.append(x)
         elif isinstance(x, (list, tuple)):
-            yield from tensors_in(x)
+            found += tensors_in(x)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,6 +200,12 @@ def rule_name(function: Any) -> str:
     if library == "aten":
         return name
     return f"{library}::{name}"
+
+
+@cache
+def has_tag(function: Any, tag: torch.Tag) -> bool:
+    """Return whether torch marks an operation with a tag."""
+    return tag in function.tags
 
 
 def rule_for(names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Answer, LostExamples, Operation
+from dpkfc.tracking.batch_rules import (
+    RULES,
+    TOTAL_RULES,
+    Answer,
+    LostExamples,
+    Operation,
+    has_tag,
+)
 from dpkfc.tracking.elementwise import pointwise
 from dpkfc.tracking.states import Unknown
 
@@ -16,13 +23,13 @@ def apply_rule(operation: Operation, *, has_total: bool) -> Answer:
         operation: with operands that have a batch axis or are totals.
         has_total: whether one is a total.
     """
-    rule = TOTAL_RULES.get(operation.name)
-    why = "a sum over the examples is used here"
-    if not has_total:
-        rule = RULES.get(operation.name)
+    if has_total:
+        rule = TOTAL_RULES.get(operation.name)
+        why = "a sum over the examples is used here"
+    else:
+        is_pointwise = has_tag(operation.function, torch.Tag.pointwise)
+        rule = pointwise if is_pointwise else RULES.get(operation.name)
         why = "no batch rule is registered for it"
-        if torch.Tag.pointwise in operation.function.tags:
-            rule = pointwise
     if operation.kwargs.get("generator") is not None:
         # Numbers of a known seed belong to places. The system seeds the generators of torch.
         return operation.lost(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._pytree import tree_leaves
 
 from dpkfc.tracking.batch_rules import (
@@ -24,6 +24,7 @@ from dpkfc.tracking.batch_rules import (
     Operation,
     are_places_equal,
     counts_up,
+    has_tag,
     is_shared,
     rule_name,
     split_names,
@@ -120,6 +121,7 @@ class Tracker:
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
         self._aliases: dict[int, int] = {}
+        self._has_equal_places = partial(are_places_equal, size=size)
         self.pauses = 0
         self.open_calls = 0
 
@@ -130,9 +132,14 @@ class Tracker:
         with torch._C.DisableTorchFunction():
             return self._look(x)
 
+    def states(self, values: Iterable[Any]) -> list[State | None]:
+        """Return the states of the tensors among some values and in the lists among them."""
+        with torch._C.DisableTorchFunction():
+            return [self._look(x) for x in tensors_in(values)]
+
     def _look(self, x: Any) -> State | None:
         """Return what is known of a value, where no mode sees that it is looked at."""
-        if not isinstance(x, Tensor) or is_lazy(x):
+        if not isinstance(x, Tensor) or isinstance(x, UninitializedTensorMixin):
             return None  # a lazy one has no values yet, and no operation may look at it
         return self._state(x)
 
@@ -141,10 +148,9 @@ class Tracker:
         return state if isinstance(state, BatchAxis) else None
 
     def _state(self, x: Tensor) -> State | None:
-        # None is not a key of a table.
-        base_key = id(x._base)
-        if base_key in self._rewritten:
-            return self._rewritten[base_key]
+        base = x._base
+        if base is not None and id(base) in self._rewritten:
+            return self._rewritten[id(base)]
         key = id(x)
         if key in self._covered:
             return None
@@ -152,7 +158,7 @@ class Tracker:
         if known is not None and known is not PUBLIC:
             return known
         # A view that was noted as public may show what was written into its base since.
-        if base_key in self._states:
+        if base is not None and id(base) in self._states:
             return self._state_of_view(x)
         return None if known is PUBLIC else _state_of_unseen(x)
 
@@ -298,11 +304,11 @@ class Tracker:
         """
         if self.pauses or not _written_arguments(function):
             return {}
-        read = [*tensors_in(args)]
-        operands = [*read, *tensors_in((*kwargs.values(),))]
+        read = tensors_in(args)
+        operands = [*read, *tensors_in(kwargs.values())]
         if not self.is_any_private(operands):
             return {}
-        targets = [*tensors_in((kwargs.get("out"),))]
+        targets = tensors_in((kwargs.get("out"),))
         if str(function.overloadpacket.__name__).endswith("_"):
             targets += tensors_in(args[:1])
         # The rest of a base stays where a view is written over.
@@ -346,7 +352,7 @@ class Tracker:
                 self._look_for_axis,
                 self.trusts_public_rows,
                 before,
-                partial(are_places_equal, size=self.size),
+                self._has_equal_places,
                 counts_up,
             )
             self._note(operation, states)
@@ -429,8 +435,7 @@ class Tracker:
     def _note_reads(self, operation: Operation) -> None:
         """Note an operation on the examples that shows values of them to the program."""
         function, name = operation.function, operation.name
-        is_dynamic = torch.Tag.dynamic_output_shape in function.tags
-        has_private_shape = is_dynamic or _HAVE_OTHER_SHAPES.search(name) is not None
+        has_private_shape = _has_other_shape(function)
         if name == "index":
             has_private_shape = self.is_any_private(filter(is_mask, tensors_in(operation.args[1])))
         if has_private_shape:
@@ -441,8 +446,7 @@ class Tracker:
 
     def is_any_private(self, values: Iterable[Any]) -> bool:
         """Return whether a tensor among some values depends on the examples."""
-        states = map(self.state, tensors_in(values))
-        return any(isinstance(state, PRIVATE) for state in states)
+        return any(isinstance(state, PRIVATE) for state in self.states(values))
 
     def has_numbers(self, values: Sequence[Any]) -> bool:
         """Return whether tensors of the examples lie inside lists from which a tensor is made."""
@@ -552,6 +556,13 @@ def _written_arguments(function: Any) -> list[str]:
     return [x.name for x in arguments if getattr(x.alias_info, "is_write", False)]
 
 
+@cache
+def _has_other_shape(function: Any) -> bool:
+    """Return whether values decide the shape of what an operation returns."""
+    is_dynamic = has_tag(function, torch.Tag.dynamic_output_shape)
+    return is_dynamic or _HAVE_OTHER_SHAPES.search(rule_name(function)) is not None
+
+
 def _memory(x: Tensor) -> int:
     """Return a number that is the same for all tensors that share their memory."""
     if x.layout is torch.strided:
@@ -559,12 +570,9 @@ def _memory(x: Tensor) -> int:
     return id(x)
 
 
-def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors among some arguments, but for those in lists of keyword arguments."""
-    yield from tensors_in(args)
-    for x in kwargs.values():
-        if isinstance(x, Tensor):
-            yield x
+def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors among some arguments, but for those in lists of keyword arguments."""
+    return tensors_in(args) + [x for x in kwargs.values() if isinstance(x, Tensor)]
 
 
 def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:
