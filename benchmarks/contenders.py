@@ -111,9 +111,14 @@ def session_with(
     )
     plan = config.with_noise(NOISE, DELTA, setting.size)
     path = setting.folder / f"{name}.jsonl"
-    kind = type("Capturing", (Session,), {"captures_graphs": captures})
-    session = kind(
-        plan, model, optimizer, setting.data, ledger_path=path, augment=setting.case.augment
+    session = Session(
+        plan,
+        model,
+        optimizer,
+        setting.data,
+        ledger_path=path,
+        augment=setting.case.augment,
+        capture_graphs=captures,
     )
     batches = session.batches()
 

@@ -61,6 +61,7 @@ from dpkfc.release_pipeline import ReleasePipeline, set_gradients
 from dpkfc.shared_ledger import open_shared_ledger
 from dpkfc.step_record import PRIVATE_FIGURES, Batch, StepRecord, step_record
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
+from dpkfc.tracking.states import Unknown
 from dpkfc.verification.check import check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
@@ -102,6 +103,9 @@ class Session:
         share: the dataset is the part of the records that this process holds and samples from;
             `plan.dataset_size` counts all parts. Public names of it, of files or rows as in
             "a.csv:0-500", are compared between processes; True names none. For Poisson sampling.
+        capture_graphs: capture passes as graphs, which are proved once and replayed
+            (docs/graph.md). Steps are faster after a first one of seconds to a minute. What cannot
+            be captured runs as without. Results differ by rounding alone.
 
     Attributes:
         ledger: the privacy ledger.
@@ -118,9 +122,6 @@ class Session:
         optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
         (ε, δ).
     """
-
-    captures_graphs = False
-    """Whether passes are captured as graphs (`dpkfc.graph`)."""
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class Session:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
         share: bool | str | Sequence[str] = False,
+        capture_graphs: bool = False,
     ) -> None:
         check_plan(plan)
         config = plan.config
@@ -162,6 +164,7 @@ class Session:
                 "max_physical_batch_size": config.max_physical_batch_size,
                 "pad_to_multiple": config.pad_to_multiple,
                 "verify": verify,
+                "capture_graphs": capture_graphs,
             },
         )
         world_size = self._ranks.world_size
@@ -205,7 +208,7 @@ class Session:
         self._match_ledger(steps, extra)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._gradient_mode = self._make_gradient_mode()
+        self._gradient_mode = self._make_gradient_mode(capture_graphs)
         self._loss_check = LossCheck(
             model,
             self.layers,
@@ -217,6 +220,7 @@ class Session:
             is_sharded=self._is_sharded,
         )
         self._failed_rows = 0  # PRIVATE
+        self._told_refusal: Unknown | None = None  # PRIVATE
         self._weights = ReleasedWeights(model)
         self._lazy = LazyNoise(plan, noise, self._weights)
         self._is_first_step = True
@@ -259,9 +263,9 @@ class Session:
         check_shares(self._ranks, records, self.plan.dataset_size, share, self._dataset)
         return replace(sampler, dataset_size=records)
 
-    def _make_gradient_mode(self) -> GradientMode:
+    def _make_gradient_mode(self, capture_graphs: bool) -> GradientMode:
         """Return the way in which gradients are computed, as long as nothing is checked."""
-        if not self.captures_graphs or self._is_sharded:
+        if not capture_graphs or self._is_sharded:
             return GradientMode()
         from dpkfc.graph.passes import GraphPasses  # the compiler takes a second to import
 
@@ -401,6 +405,7 @@ class Session:
             raise
         self._pending = None
         self._count_failures()
+        self._warn_of_refusal()
         update = self._pipeline.make_update(self._lazy.keep_rows(released))
         self._apply(update)
         self._average.update()
@@ -417,6 +422,18 @@ class Session:
         if failed and not self._failed_rows:
             self._warn_of_failures("this step", failed)
         self._failed_rows += failed
+
+    def _warn_of_refusal(self) -> None:
+        """Tell the operator once why passes are not captured as graphs."""
+        graph = self._gradient_mode.graph
+        refusal = None if graph is None else graph.refusal
+        if refusal is not None and refusal != self._told_refusal:
+            self._told_refusal = refusal
+            _log.warning(
+                "PRIVATE, for your eyes only: passes are not captured as graphs, because of %s: %s",
+                refusal.operation,
+                refusal.reason,
+            )
 
     def _warn_of_failures(self, where: str, count: int) -> None:
         _log.warning(

@@ -312,7 +312,7 @@ def test_the_data_set_outside_of_the_batch_is_refused_by_name():
 
 
 @pytest.mark.parametrize("settings", ["plain", "kfac", "disk", "views", "units"])
-def test_a_session_releases_the_same_with_graphs(settings, monkeypatch):
+def test_a_session_releases_the_same_with_graphs(settings):
     torch.set_default_dtype(torch.float32)
     x, y = torch.randn(24, 1, 6, 6), torch.randint(3, (24,))
     options = {}
@@ -326,7 +326,6 @@ def test_a_session_releases_the_same_with_graphs(settings, monkeypatch):
         options |= {"unit": "patient", "max_records_per_unit": 2}
     released = []
     for captures in (False, True):
-        monkeypatch.setattr(Session, "captures_graphs", captures)
         torch.manual_seed(1)
         model = nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
@@ -337,7 +336,8 @@ def test_a_session_releases_the_same_with_graphs(settings, monkeypatch):
         ).with_noise(0.0, 1e-3, size)
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         units = [i // 2 for i in range(24)] if settings == "units" else None
-        with Session(plan, model, optimizer, (x, y), units=units) as session:
+        data = x, y
+        with Session(plan, model, optimizer, data, units=units, capture_graphs=captures) as session:
             for batch in session.batches():
                 session.step(batch, classify)
             mode = session._gradient_mode

@@ -75,6 +75,9 @@ class RunSettings(Section):
     num_workers: int = declare(0, "loader processes", least=0)
     threads: int = declare(0, "numerical threads; 0: torch's own choice", least=0)
     device: str = declare("cpu", "torch device")
+    capture_graphs: bool = declare(
+        False, "capture passes as graphs: faster steps after a first one of seconds to a minute"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

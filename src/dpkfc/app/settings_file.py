@@ -117,6 +117,7 @@ MACHINE = (
     "num_workers",
     "threads",
     "device",
+    "capture_graphs",
     "log",
     "log_private",
     "keep_encoded",

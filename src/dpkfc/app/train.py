@@ -348,6 +348,7 @@ def _train(
         units=prepared.data.units,
         share=prepared.data.share or False,
         num_workers=config.run.num_workers,
+        capture_graphs=config.run.capture_graphs,
         budget=_find_budget(config),
         resume=resumed,
         callbacks=loggers,

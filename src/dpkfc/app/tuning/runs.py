@@ -45,6 +45,7 @@ _MACHINE = {
     "data_dir",
     "threads",
     "device",
+    "capture_graphs",
     "num_workers",
     "max_physical_batch_size",
     "pad_to_multiple",
