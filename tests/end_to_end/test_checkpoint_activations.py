@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.gradients.loop import loss_fn, randn, taped
+from tests.integrations.opacus_cases import private, scaled, weights
 
 N, D = 3, 4
 
@@ -123,3 +126,36 @@ def test_a_session_with_checkpoints(reentrant):
                 session.step(batch, loss_fn)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-12)
+
+
+class Unfollowed(nn.Module):
+    """Leaves torch, so that its examples are run one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = torch.from_numpy(x.detach().numpy().max(1, keepdims=True))
+        return self.body(x / largest)
+
+
+def weight_normed() -> nn.Module:
+    """Return a model whose public rows pass through torch.func, which no hooks may see."""
+    model = scaled()
+    torch.nn.utils.parametrizations.weight_norm(model.first)
+    return model
+
+
+@pytest.mark.parametrize("make", [scaled, Unfollowed, weight_normed])
+def test_a_script_may_checkpoint_its_whole_model(make) -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        engine, model, optimizer, loader = private(make())
+        with engine:
+            for x, y in loader:
+                call = partial(checkpoint, model, use_reentrant=False) if is_checkpointed else model
+                nn.functional.cross_entropy(call(x), y).backward()
+                optimizer.step()
+        found.append(weights(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)

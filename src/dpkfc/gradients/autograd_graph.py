@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,24 @@ def differentiate(
     targets, starts = zip(*used, strict=True)
     arrived = torch.autograd.grad(targets, inputs, starts, materialize_grads=True)
     return [g.to_dense() for g in arrived]
+
+
+@contextmanager
+def hide_saved_tensors_hooks() -> Iterator[None]:
+    """Run the body without outer hooks on saved tensors, such as a checkpoint's.
+
+    Hooks of no effect would not do: `torch.func` refuses any.
+    """
+    stack = torch._C._autograd
+    hidden: list[Any] = []
+    while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
+        hidden.append(hooks)
+        stack._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hidden):
+            stack._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> Tensors:

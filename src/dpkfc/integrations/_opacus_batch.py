@@ -32,7 +32,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpkfc.distributed.fsdp import trainable_tensors
-from dpkfc.gradients.autograd_graph import custom_function, depends_on, is_differentiable
+from dpkfc.gradients.autograd_graph import (
+    custom_function,
+    depends_on,
+    hide_saved_tensors_hooks,
+    is_differentiable,
+)
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.layer_matrices import blocks_of_one
@@ -398,7 +403,7 @@ class BatchRecording:
         self.variables.close()
         self.runs_single_examples = True
         try:
-            with self.replica.suspended():
+            with self.replica.suspended(), hide_saved_tensors_hooks():
                 for own_args, own_kwargs in self.examples(args, kwargs):
                     with own_pass(self.model), own_variables(None, self.model, "the model"):
                         output = self.model(*own_args, **own_kwargs)

@@ -33,8 +33,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.config import Plan
 from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
+from dpkfc.gradients.autograd_graph import hide_saved_tensors_hooks
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.eager_mode import is_in_backward
 from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.model_checks import check_finite, refuse_gradient_hooks
@@ -320,6 +322,7 @@ class PrivateStep:
         try:
             with (
                 recording.modes.suspended(),
+                hide_saved_tensors_hooks(),
                 checked_state(self.model),
                 preserve_generators(),
                 forget_batches(),
@@ -362,10 +365,10 @@ class PrivateStep:
         return self.weights.unprotected_figures
 
     def _is_busy(self) -> bool:
-        """Return whether this library itself runs the model."""
+        """Return whether this library itself runs the model, or a checkpoint repeats a pass."""
         recording = self._recording
         is_recording_busy = recording is not None and recording.runs_single_examples
-        return self._is_running_model or is_recording_busy
+        return self._is_running_model or is_recording_busy or is_in_backward()
 
     def _end_forward(
         self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any
