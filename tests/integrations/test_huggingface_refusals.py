@@ -74,14 +74,19 @@ def test_a_trainer_without_arguments_is_refused():
         PrivateTrainer(model_of("sequence"), None, plan=plan_of())
 
 
-def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path):
+def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path, caplog):
     settings = {
         "per_device_train_batch_size": B,
         "num_train_epochs": 1,
         "max_grad_norm": 0.0,
-        "dataloader_drop_last": True,
     }
     assert trainer_of(tmp_path, **settings).train().global_step == 3
+    assert "no effect" not in caplog.text
+
+
+def test_arguments_of_the_loop_that_is_not_used_are_named(tmp_path, caplog):
+    trainer_of(tmp_path, dataloader_drop_last=True, data_seed=3)
+    assert "have no effect: data_seed, dataloader_drop_last" in caplog.text
 
 
 def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path):

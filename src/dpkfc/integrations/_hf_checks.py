@@ -36,6 +36,20 @@ _UNCALLED = {
     "get_batch_samples": _SAMPLING,
 }
 
+# Arguments that only the Trainer's own loop and training loader read.
+_WITHOUT_EFFECT = (
+    "data_seed",
+    "dataloader_drop_last",
+    "dataloader_in_order",
+    "dataloader_multiprocessing_context",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "debug",
+    "ignore_data_skip",
+    "skip_memory_metrics",
+    "torch_empty_cache_steps",
+)
+
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse keywords of a Trainer that private training does not take."""
@@ -163,6 +177,10 @@ def check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None
             " already added)"
         )
 
+    defaults = {field.name: field.default for field in fields(TrainingArguments)}
+    ignored = [x for x in _WITHOUT_EFFECT if getattr(args, x) not in (defaults[x], [], None)]
+    if ignored:
+        _log.warning("in private training these arguments have no effect: %s", ", ".join(ignored))
     if args.fp16:
         raise ValueError(
             "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
