@@ -33,6 +33,8 @@ def test_values_inside_are_accepted():
         (check_positive, (0.0,), "x must be positive and finite, got 0.0"),
         (check_positive, (math.nan,), "x must be positive and finite, got nan"),
         (check_positive, ("1",), "x must be positive and finite, got '1'"),
+        (check_positive, (True,), "x must be positive and finite, got True"),
+        (check_positive, (10**400,), "x must be positive and finite, got 10000"),
         (check_not_negative, (-1,), "x must be finite and >= 0, got -1"),
         (check_not_negative, (math.inf,), "x must be finite and >= 0, got inf"),
         (check_in_range, (0, "(0, 1]"), r"x must lie in \(0, 1\], got 0"),

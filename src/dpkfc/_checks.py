@@ -84,8 +84,14 @@ def check_optional_integer(name: str, value: Any, least: int) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, of Python or NumPy."""
-    return isinstance(value, Real)
+    """Return whether a value is a real number, of Python or NumPy, that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _show(value: Any) -> str:

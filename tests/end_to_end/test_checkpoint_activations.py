@@ -131,16 +131,16 @@ def test_a_session_with_checkpoints(reentrant):
 class Unfollowed(nn.Module):
     """Leaves torch, so that its examples are run one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = scaled()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         largest = torch.from_numpy(x.detach().numpy().max(1, keepdims=True))
         return self.body(x / largest)
 
 
-def weight_normed() -> nn.Module:
+def weight_normed():
     """Return a model whose public rows pass through torch.func, which no hooks may see."""
     model = scaled()
     torch.nn.utils.parametrizations.weight_norm(model.first)
@@ -148,7 +148,7 @@ def weight_normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [scaled, Unfollowed, weight_normed])
-def test_a_script_may_checkpoint_its_whole_model(make) -> None:
+def test_a_script_may_checkpoint_its_whole_model(make):
     found = []
     for is_checkpointed in (False, True):
         engine, model, optimizer, loader = private(make())

@@ -197,7 +197,7 @@ def test_kappa_is_the_weight_of_the_new_release():
 
 
 def test_values_outside_their_range_are_refused_with_the_fix():
-    for kappa in (0.0, -0.1, 1.5, math.nan):
+    for kappa in (0.0, -0.1, 1.5, math.nan, True):
         with pytest.raises(
             ValueError, match=r"kappa of DiSK must lie in \(0, 1\].*weight of the new release"
         ):

@@ -253,6 +253,8 @@ def test_a_missing_budget_is_one_error_and_no_file(tmp_path):
         ("releases = 4\n", ""),
         ("released = 0", "released = -1"),
         ("epsilon = 3.0", "epsilon = nan"),
+        ("epsilon = 3.0", "epsilon = true"),
+        ("epsilon = 3.0", 'epsilon = "3"'),
         ("\n[[charge]]", "\n[[charges]]"),
         ("GaussianDpEvent", "NoSuchEvent"),
         ("delta = 1e-05", "delta ="),

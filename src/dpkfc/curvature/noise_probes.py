@@ -193,8 +193,11 @@ class DeadLeaves(SyntheticProbe):
                 "inputs: WhiteNoise"
             )
         check_integer("DeadLeaves: leaves", self.leaves, 1)
-        self._check_numbers(channel_correlation="[0, 1]", size_exponent="(1, inf)")
-        if not 0 < self.smallest <= self._largest < math.inf:
+        radii = "(0, inf)"
+        self._check_numbers(
+            channel_correlation="[0, 1]", size_exponent="(1, inf)", smallest=radii, largest=radii
+        )
+        if not self.smallest <= self._largest:
             raise ValueError(
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
                 f"{self._largest:g} pixels (largest × side)"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from dpkfc._checks import (
     check_in_range,
     check_integer,
+    check_not_negative,
     check_one_of,
     check_optional_integer,
     check_positive,
@@ -550,6 +551,7 @@ class FederatedConfig:
         Raises:
             ValueError: a value outside its range.
         """
+        check_not_negative("noise_multiplier", noise_multiplier)
         check_target(None, delta, self.units)
         return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc._checks import check_positive
+from dpkfc._checks import check_positive, is_number
 from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, number_of_step, state_entries
 from dpkfc.privacy.mechanism import Released
 from dpkfc.tensors import Tensors
@@ -59,10 +59,10 @@ class AdamBC(PostProcess):
                 raise ValueError(
                     f"floor of AdamBC must be a positive number or 'auto', got {self.floor!r}"
                 )
-        elif not (self.floor > 0 and math.isfinite(self.floor)):
+        elif not (is_number(self.floor) and 0 < self.floor < math.inf):
             raise ValueError(
-                f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise"
-                " can be negative; use the size of the squared signal, or 'auto'"
+                f"floor of AdamBC must be positive and finite, got {self.floor!r:.20}: v less"
+                " the noise can be negative; use the size of the squared signal, or 'auto'"
             )
         check_positive("resolution of AdamBC", self.resolution)
 

@@ -453,8 +453,7 @@ def _parse(text: str, name: str) -> _State:
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}")
         charges = tuple(_read_charge(row) for row in content.get("charge", []))
-        epsilon = float(content["epsilon"])
-        delta = float(content["delta"])
+        epsilon, delta = content["epsilon"], content["delta"]
         check_positive("epsilon", epsilon)
         check_in_range("delta", delta, "(0, 1)")
         people = str(content.get("people") or Path(name).stem)
@@ -468,8 +467,8 @@ def _parse(text: str, name: str) -> _State:
     return _State(
         text=text,
         people=people,
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=float(epsilon),
+        delta=float(delta),
         charges=charges,
     )
 

@@ -60,7 +60,7 @@ def check_target(
             raise CalibrationError(str(error)) from None
     if not (is_number(delta) and 0 < delta < 1):
         raise CalibrationError(
-            f"delta must be in (0, 1), got {delta!r}; a common choice is 1 / N^1.1"
+            f"delta must be in (0, 1), got {delta!r:.20}; a common choice is 1 / N^1.1"
         )
     if dataset_size is not None and (reason := vacuous(delta, dataset_size)):
         advice = f"take for example delta = {dataset_size**-1.1:.1e}"

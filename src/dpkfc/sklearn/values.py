@@ -36,7 +36,7 @@ def read_bounds(name: str, bounds: Any, count: int) -> Floats:
         bounds = STANDARD_BOUNDS
     try:
         pairs = np.asarray(bounds, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must hold numbers: a pair (low, high), or one a column") from None
     if pairs.shape == (2,):
         pairs = np.tile(pairs, (count, 1))
@@ -57,8 +57,9 @@ def read_count(name: str, value: Any) -> int:
     Raises:
         ValueError: the setting is something else.
     """
-    with contextlib.suppress(TypeError):
-        value = operator.index(value)
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            value = operator.index(value)
     check_integer(name, value, 1)
     return int(value)
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     # `dpkfc schema` starts without torch.
     from dpkfc.app.owndata.decoding import Texts
 
+# Each bucket is a feature of every row.
+MOST_BUCKETS = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -100,6 +103,10 @@ class Column:
             names = [self._name(other) for other in self.categories[:number]]
             if self._name(category) in names:
                 raise ConfigError(f"{start}: category {category!r} stands twice; leave one out")
+        if not 0 <= self.buckets <= MOST_BUCKETS:
+            raise ConfigError(
+                f"{start}: buckets must be 1 to {MOST_BUCKETS:,}, got {self.buckets}; give fewer"
+            )
         if self.kind == "text" and not is_power_of_two(self.buckets or TEXT_BUCKETS):
             raise ConfigError(
                 f"{start}: buckets of a text must be a power of two, got {self.buckets}"

@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dpkfc._checks import is_number
 from dpkfc.app.owndata.cells import (
     MISSING,
     NumberForm,
     canonical,
     is_known_encoding,
 )
-from dpkfc.app.owndata.columns import Column, are_bounds, is_power_of_two
+from dpkfc.app.owndata.columns import MOST_BUCKETS, Column, are_bounds, is_power_of_two
 from dpkfc.app.owndata.kinds import KINDS
 from dpkfc.app.owndata.scales import SCALES
 from dpkfc.app.toml import ConfigError, nearest, read_toml
@@ -323,8 +324,11 @@ def _check_forms(images: ImageForm, text: TextForm, where: str) -> None:
             f"{where} [text]: encoder must be words, weighted-words or sentences, got "
             f"{text.encoder!r}"
         )
-    if not is_power_of_two(text.buckets):
-        raise ConfigError(f"{where} [text]: buckets must be a power of two, got {text.buckets}")
+    if not is_power_of_two(text.buckets) or text.buckets > MOST_BUCKETS:
+        raise ConfigError(
+            f"{where} [text]: buckets must be a power of two, at most {MOST_BUCKETS:,}, got"
+            f" {text.buckets}"
+        )
     if not 4 <= text.length <= 512:
         raise ConfigError(f"{where} [text]: length must be 4 to 512, got {text.length}")
 
@@ -359,16 +363,16 @@ _WORDS = {
 
 
 def _plain_value(kind: str, value: Any, where: str) -> Any:
-    if type(value) is _PLAIN.get(kind):
+    is_long = isinstance(value, int) and value.bit_length() > 63
+    if type(value) is _PLAIN.get(kind) and not is_long:
         return value
     if kind == "tuple[str, ...]" and isinstance(value, list):
         return tuple(map(_plain_text, value))
     if kind == "tuple[float, ...]" and isinstance(value, list):
-        if all(isinstance(inner, int | float) for inner in value):
+        if all(map(is_number, value)):
             return tuple(map(float, value))
     if kind == "tuple[float | str, ...]" and isinstance(value, list):
-        kinds = int | float | str | date
-        if all(isinstance(inner, kinds) for inner in value):
+        if all(is_number(inner) or isinstance(inner, str | date) for inner in value):
             return tuple(x if isinstance(x, str) else _plain_bound(x) for x in value)
     raise ConfigError(f"{where} must be {_WORDS.get(kind, 'a table')}, got {value!r:.40}")
 
