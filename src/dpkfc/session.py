@@ -622,8 +622,9 @@ class Session:
                 that is shared or of low precision, or none; several processes; captured graphs.
             RuntimeError: in a step: an empty table was moved or written.
         """
-        if self._ranks.world_size > 1 or self._is_sharded or self.captures_graphs:
-            what = "captured graphs" if self.captures_graphs else "several processes"
+        has_graphs = self._gradient_mode.graph is not None
+        if self._ranks.world_size > 1 or self._is_sharded or has_graphs:
+            what = "captured graphs" if has_graphs else "several processes"
             raise ValueError(f"lazy_noise does not go with {what}; leave one of them out")
         with self._lazy.allowed(self.layers, self.optimizer):
             self._loss_check.forget()
