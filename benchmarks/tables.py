@@ -172,7 +172,9 @@ def measured(name: str, file: str = "", command: str = "") -> str:
     results = read_json(RESULTS / f"{file or name}.json")
     if not results:
         return missing(command or f"python benchmarks/{name}.py")
-    return import_module(name).table(results) + "\n\n" + machine(results)
+    parts = {key: x for key, x in results.items() if isinstance(x, dict) and "hardware" in x}
+    where = machine({"models": parts} if parts else results)
+    return import_module(name).table(results) + "\n\n" + where
 
 
 def correlated_steps() -> str:
