@@ -67,7 +67,7 @@ def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
+    "changed, what",
     [
         ({"source": "tokens"}, "refine moves images, and source = 'tokens'"),
         ({"source": "private-oracle"}, "refine moves images, and source = 'private-oracle'"),
@@ -120,7 +120,7 @@ def test_the_plan_is_that_of_the_settings():
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
+    "changed, what",
     [
         ({"expected_batch_size": 500}, "more than the 200 examples"),
         ({"sampler": "shuffle"}, "uncertified"),
@@ -144,7 +144,7 @@ def test_the_seed_never_seeds_the_noise():
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({}, AdamBC(floor="auto", resolution=2.0)),
         ({"adam_bc_resolution": 7.0}, AdamBC(floor="auto", resolution=7.0)),
@@ -168,7 +168,7 @@ def test_optimizers():
 
 
 @pytest.mark.parametrize(
-    ("ours", "torchs", "settings"),
+    "ours, torchs, settings",
     [
         (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
         (AdamW, torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
@@ -186,7 +186,7 @@ def test_optimizers_without_the_compiler_take_the_steps_of_torch(ours, torchs, s
     assert torch.equal(*pair)
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("adam", 0.9)])
+@pytest.mark.parametrize("optimizer, momentum", [("sgd", 0.0), ("adam", 0.9)])
 def test_weight_decay_acts_after_the_release(optimizer, momentum):
     model = digits_cnn()
     before = [p.detach().clone() for p in model.parameters()]

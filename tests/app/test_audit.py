@@ -135,7 +135,7 @@ def test_canaries_are_refused_where_they_make_noise_correlated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         (["nowhere"], "nowhere"),
         (

@@ -20,7 +20,7 @@ from dpkfc.app.toml import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("keys", "text", "number"),
+    "keys, text, number",
     [
         ({}, " 1.5 ", 1.5),
         ({}, "1e3", 1000),
@@ -71,7 +71,7 @@ def test_two_numbers_of_one_cell():
 
 
 @pytest.mark.parametrize(
-    ("form", "bounds", "text", "share"),
+    "form, bounds, text, share",
     [
         ("", ("2020-01-01", "2020-01-11"), "2020-01-06", 0),
         ("", ("2020-01-01", "2020-01-11"), "2020-01-06T00:00:00.123456789+00:00", 0),
@@ -109,7 +109,7 @@ def test_codes_are_texts_unless_a_schema_says_numbers(numeric):
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    "keys, message",
     [
         ({"kind": "category", "categories": ("a", " a")}, "category ' a' stands twice"),
         (
@@ -133,7 +133,7 @@ def test_a_wrong_column_is_one_clear_error(keys, message):
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    "keys, message",
     [
         ("header = false", "header = false and names"),
         ('names = ["a"]', "header = false and names"),
@@ -159,7 +159,7 @@ def _texts(path: Path, content: bytes, name: str, schema: Schema | None = None):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "keys", "texts"),
+    "file, content, keys, texts",
     [
         ("t.csv", b" a ,b\n1, 2\n", {}, ["1"]),
         ("t.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n", {}, ["1"]),
@@ -188,7 +188,7 @@ def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "message"),
+    "content, name, message",
     [
         (b"x,x,a\n1,2,3\n", "x", "two columns are named 'x'; rename one"),
         (b"a,,\n1,2,3\n", "", "has no column ''; its header has a;"),
@@ -247,7 +247,7 @@ def test_names_of_a_common_header_are_names():
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"),
+    "name, seen",
     [
         ("phone", True),
         ("home_phone", True),

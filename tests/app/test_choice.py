@@ -30,7 +30,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "named"),
+    "chosen, named",
     [
         ({"lr": 0.123}, "lr"),
         (

@@ -54,7 +54,7 @@ def test_a_threshold_decides_answers_scores_and_predictions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"class_weights": "balanced"}, "counts of labels are private"),
         ({"class_weights": "1"}, "must be 2 numbers above 0"),
@@ -72,7 +72,7 @@ def test_settings_that_do_not_go_together(tmp_path, settings, message):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"recipe": "digits", "threshold": 0.2}, "is for two classes"),
         ({"recipe": "digits", "class_weights": "1 2"}, "must be 10 numbers"),

@@ -107,7 +107,7 @@ def test_a_damaged_npz_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    "content, what",
     [
         ({"y": np.zeros(2, np.uint8)}, "expected"),
         ({"delta": np.zeros((3, 2, 32, 32), np.uint8)}, "expected"),
@@ -174,7 +174,7 @@ class _Hub(ModuleType):
 
 
 @pytest.mark.parametrize(
-    ("source", "shape", "repository"),
+    "source, shape, repository",
     [(MNIST, (28, 28), "ylecun/mnist"), (CIFAR10, (32, 32, 3), "uoft-cs/cifar10")],
 )
 def test_without_files_the_hub_is_asked(monkeypatch, source, shape, repository):
@@ -250,7 +250,7 @@ def _pixels(**replaced) -> Pixels:
 
 
 @pytest.mark.parametrize(
-    ("replaced", "what"),
+    "replaced, what",
     [
         ({"labels": np.array([0, 1, 2, 10])}, "labels run from 0 to 10, expected 0 to 9"),
         ({"labels": np.array([0, -1, 2, 3])}, "labels run from -1"),

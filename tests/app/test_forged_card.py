@@ -46,7 +46,7 @@ def audited(folder: Path) -> Called:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (guarantee(epsilon=0.5), "states another ε than its ledger (0.5 instead of"),
         (guarantee(epsilon=True), "states another ε"),
@@ -94,7 +94,7 @@ def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (lambda card: card.pop("layout"), "it has no layout"),
         (lambda card: card.pop("dates"), "was changed, or is damaged (KeyError: 'dates')"),
@@ -128,7 +128,7 @@ def test_an_edited_card_with_fitting_pages_does_not_pass(folder, change, message
 
 
 @pytest.mark.parametrize(
-    ("change", "where"),
+    "change, where",
     [
         (
             lambda card: card["mechanism"].update(noise_multiplier=40.0),
@@ -269,7 +269,7 @@ def test_an_older_ledger_is_gone_on_with(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "first"),
+    "header, first",
     [
         ({"certified": False, "rng": "repeatable"}, "NOT PRIVATE: the noise repeats from a seed"),
         ({"certified": False, "rng": "secure"}, "UNCERTIFIED: the run that wrote this ledger"),

@@ -145,7 +145,7 @@ def test_axes_compose(chosen, public):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"),
+    "chosen, message",
     [
         ({"method": "dp-sgd", "filter": "disk", "momentum": 0.9}, "doubles the lag"),
         ({"method": "disk", "filter_kappa": 1.5}, "kappa"),

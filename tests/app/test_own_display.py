@@ -48,7 +48,7 @@ def test_two_thousand_columns_are_a_few_short_lines():
     assert "and 5 more" in warning and max(map(len, lines)) < 600
 
 
-@pytest.mark.parametrize(("share", "is_named"), [(0.4, False), (0.6, True)])
+@pytest.mark.parametrize("share, is_named", [(0.4, False), (0.6, True)])
 def test_bounds_that_most_values_lie_outside_of_are_named(share, is_named):
     lines = printed(figures={("outside of bounds", "age"): share, ("missing", "age"): share})
     assert ("most values are clamped in age (60.0%)" in lines) == is_named
@@ -86,7 +86,7 @@ def test_every_kind_of_column_has_an_example_of_the_schema():
 
 
 @pytest.mark.parametrize(
-    ("value", "near"),
+    "value, near",
     [("<=50K.", True), (" <=50k", True), ("≤50K", False), ("other", False)],
 )
 def test_labels_that_are_nearly_a_class_are_counted(value, near):

@@ -37,7 +37,7 @@ def make_folders(root: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("names", "error"),
+    "names, error",
     [
         (["train/cat", "train/dog", "val/cat", "test/dog"], r"train, val, test are splits.*/train"),
         (["Training/cat", "Testing/cat"], "Training, Testing are splits"),
@@ -70,7 +70,7 @@ def test_classes_with_such_words_are_classes(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    ("inner", "error"),
+    "inner, error",
     [
         ("cat/images cat/masks", "cat/masks stands beside a folder of images"),
         ("cat/lung_masks", "cat/lung_masks is named like masks"),
@@ -197,7 +197,7 @@ def test_pictures_are_turned_as_they_are_shown(tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["RGBA", "LA", "RGB", "L", "I;16"])
-@pytest.mark.parametrize(("background", "colour"), [("white", 255), ("black", 0)])
+@pytest.mark.parametrize("background, colour", [("white", 255), ("black", 0)])
 def test_transparency_shows_the_background(tmp_path, kind, background, colour):
     alpha = np.zeros((16, 16), np.uint8)
     alpha[:8] = 255
@@ -269,7 +269,7 @@ def test_colours_of_16_bits_are_not_read_as_8(tmp_path, channels):
 
 
 @pytest.mark.parametrize(
-    ("significant", "line"),
+    "significant, line",
     [
         (12, "white = 4095  # as headers say"),
         (0, "white = 65535  # 16 bits; 4095 where a detector fills 12 of them"),

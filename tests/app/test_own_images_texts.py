@@ -162,7 +162,7 @@ def test_text_and_class_of_a_line_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ("", "is empty"),
         ("\n\n", "empty lines alone"),
@@ -186,7 +186,7 @@ def test_lines_without_a_form_or_key_do_not_decide_whether_a_run_begins(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("line", "label"),
+    "line, label",
     [
         (b"[1]", UNKNOWN),
         (b'{"note"', UNKNOWN),

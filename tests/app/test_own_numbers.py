@@ -180,7 +180,7 @@ def test_images_and_texts_may_have_numbers_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    "before, after, message",
     [
         ("[100, 300]", "[300, 100]", r"target_bounds must be \[least, greatest\]"),
         ("[100, 300]", "[100]", "target_bounds must be"),

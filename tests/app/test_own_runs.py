@@ -352,7 +352,7 @@ def test_a_task_trains_and_is_evaluated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("units", "part"),
+    "units, part",
     [
         ([math.nan, "a"] * 10, "record 0 has no unit"),
         ([None, "a"] * 10, "record 0 has no unit"),
@@ -417,7 +417,7 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
 
 @pytest.mark.usefixtures("task_module")
 @pytest.mark.parametrize(
-    ("task", "message"),
+    "task, message",
     [
         ("my_task:fails", r"my_task:fails raised ZeroDivisionError: .*line 19 of my_task.py"),
         ("my_task:wrong", "returned int; it must return a dpkfc.app.owndata.tasks.Task"),
@@ -435,7 +435,7 @@ def test_an_error_in_a_task_is_one_line(task, message):
 
 @pytest.mark.usefixtures("task_module")
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         ("no_model", r"my_task:no_model: model raised RuntimeError: .* \(line 46 of my_task.py\)"),
         ("no_loss", r"cannot be multiplied .* \(line 50 of my_task.py\)"),
@@ -451,7 +451,7 @@ def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path, name, message):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         (["--target", "y"], "describe own data; give --data"),
         (["--data", "x.csv", "--task", "a:b"], "leave one out"),

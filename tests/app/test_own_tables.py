@@ -278,7 +278,7 @@ def test_the_probe_looks_like_the_schema(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    "before, after, message",
     [
         ('kind = "ignore"', 'kind = "number"\nbounds = [0, 9]', "looks like an identifier"),
         ("bounds = [20, 80]", "", "column 'age' needs bounds"),
@@ -322,7 +322,7 @@ def test_without_a_schema_the_error_is_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("bad.csv", b"", "is empty"),
         ("bad.csv", b"\n", "no header"),

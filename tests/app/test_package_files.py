@@ -57,7 +57,7 @@ def test_spss_keeps_codes_and_long_times(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "formats", "day"),
+    "suffix, formats, day",
     [(".dta", {"day": "%td"}, "1960-01-01"), (".xpt", {"day": "DATE9"}, "1960-01-01")],
 )
 def test_dates_of_stata_and_sas(tmp_path, suffix, formats, day):
@@ -67,9 +67,7 @@ def test_dates_of_stata_and_sas(tmp_path, suffix, formats, day):
     assert [text and text.strip() for text in _texts(path, "id")] == ["A1", "B2", "007"]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "shown"), [(".dta", "%tm"), (".xpt", "MONYY7"), (".sav", "MOYR8")]
-)
+@pytest.mark.parametrize("suffix, shown", [(".dta", "%tm"), (".xpt", "MONYY7"), (".sav", "MOYR8")])
 def test_other_formats_are_numbers_or_refused_by_name(tmp_path, suffix, shown):
     path = _write(tmp_path / f"t{suffix}", variable_format={"span": shown})
     assert _texts(path, "span")[0] == "90000"

@@ -39,7 +39,7 @@ def test_svhn_is_read_with_its_zeros(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    "content, what",
     [
         ({"X": np.zeros((32, 32, 3, 2), np.uint8)}, "lacks the arrays"),
         ({"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1), np.uint8)}, "`X` is float64"),

@@ -354,7 +354,7 @@ def test_bounds_come_from_training_records_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"noise_multiplier": 1.0}, "takes a part of ε"),
         ({"sampler": "fixed"}, "add up with sampler"),

@@ -102,7 +102,7 @@ def _remembering_loss() -> Loss:
 
 @pytest.mark.quick("model0-*", "model3-*")
 @pytest.mark.parametrize(
-    ("model", "loss"),
+    "model, loss",
     [
         (nn.Identity(), _column_loss),
         (Remembering(), _column_loss),

@@ -135,7 +135,7 @@ def test_a_run_that_ends_between_release_and_card_releases_once(config, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"private_scores": 0.95}, "must be at most 0.9"),
         ({"eval_on": "validation", "validation_size": 20}, "takes a part of epsilon"),

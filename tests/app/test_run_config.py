@@ -187,7 +187,7 @@ def test_settings_of_a_file_are_read_with_unknown_keys():
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    "content, what",
     [
         ({"epsilom": 1}, "unknown key 'epsilom'; did you mean 'epsilon'"),
         ({"privacy": {"epsilom": 1}}, "unknown key 'epsilom'; did you mean 'epsilon'"),
@@ -212,7 +212,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content, what):
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    "settings, what",
     [
         ({"epsilon": "three"}, r"epsilon must be a number, got 'three' \(str\)"),
         ({"epsilon": True}, "epsilon must be a number, got True"),
@@ -283,7 +283,7 @@ def test_layers_lie_over_one_another():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "lr"),
+    "chosen, lr",
     [
         ({"method": "disk"}, 1.0),  # 0.1 with momentum 0.9 takes steps as long as 1.0 without
         ({"method": "de-et-al"}, 1.0),
@@ -308,7 +308,7 @@ def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "lr"),
+    "chosen, lr",
     [
         ({"method": "dp-adam"}, 0.01),
         (

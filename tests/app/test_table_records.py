@@ -113,7 +113,7 @@ _HOSTILE = [
 
 @pytest.mark.parametrize("kind", ["plain", "quoted", "inches", "lines", "blanks"])
 @pytest.mark.parametrize(
-    ("delimiter", "end", "encoding", "packed"),
+    "delimiter, end, encoding, packed",
     [
         (",", "\n", "utf-8", False),
         (";", "\r\n", "utf-8", True),
@@ -158,7 +158,7 @@ def test_quotes_decide_where_a_schema_lets_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "cells"),
+    "line, cells",
     [
         ('a,"b,c",d', ["a", "b,c", "d"]),
         ('a, "b, c" ,d', ["a", "b, c", "d"]),

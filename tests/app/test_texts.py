@@ -38,7 +38,7 @@ def test_sentences_and_labels_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("sentence\tlabel\nno label\n", "not a table"),
         ("sentence\tlabel\n", "no sentences"),

@@ -267,7 +267,7 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fits"),
+    "name, value, fits",
     [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)],
 )
 def test_a_run_goes_on_with_the_settings_it_was_begun_with(

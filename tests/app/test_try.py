@@ -87,7 +87,7 @@ def test_a_schema_that_exists_is_kept(place):
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    "answer, message",
     [
         ("", "begins with no kind"),
         ("numbers 0 1", "begins with no kind"),

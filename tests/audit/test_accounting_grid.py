@@ -145,7 +145,7 @@ def test_prv_of_opacus(evidence):
 
 @pytest.mark.quick("1e-05-*")
 @pytest.mark.parametrize(
-    ("noise", "count"), [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)]
+    "noise, count", [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)]
 )
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
 def test_full_batches_are_the_analytic_gaussian(noise, count, delta):
@@ -164,7 +164,7 @@ ONE_RELEASE = [(0.1, 1.0, 0.5), (0.5, 2.0, 0.1), (1.0, 0.8, 3.0)] + (
 )
 
 
-@pytest.mark.parametrize(("q", "noise", "eps"), ONE_RELEASE)
+@pytest.mark.parametrize("q, noise, eps", ONE_RELEASE)
 def test_one_release_is_the_closed_hockey_stick(q, noise, eps):
     from tests.audit.integration import one_release_delta
 

@@ -30,7 +30,7 @@ DELTA = 1e-5
 
 
 @pytest.mark.parametrize(
-    ("q", "noise"), [(0.1, 1.0), (0.02, 0.7), (0.5, 2.0), (1e-3, 0.45), (1.0, 3.0)]
+    "q, noise", [(0.1, 1.0), (0.02, 0.7), (0.5, 2.0), (1e-3, 0.45), (1.0, 3.0)]
 )
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_one_release_has_its_closed_form(q, noise, delta):
@@ -47,7 +47,7 @@ if FULL:
     CONTOUR += [(0.01, 8.0, 100_000, 1e-12), (0.2, 1.0, 1000, 1e-8)]
 
 
-@pytest.mark.parametrize(("q", "noise", "count", "delta"), CONTOUR)
+@pytest.mark.parametrize("q, noise, count, delta", CONTOUR)
 def test_the_second_integration_agrees(q, noise, count, delta, evidence):
     losses = sampled_losses(q, noise)
     found = epsilon_of(losses, count, delta)
@@ -64,7 +64,7 @@ def test_the_second_integration_agrees(q, noise, count, delta, evidence):
 FIXED = [(10, 2, 1.5, 20), (1000, 50, 1.0, 100), (10, 9, 3.0, 10), (10, 10, 4.0, 10)]
 
 
-@pytest.mark.parametrize(("n", "m", "noise", "count"), FIXED)
+@pytest.mark.parametrize("n, m, noise, count", FIXED)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_fixed_size_batches_claim_no_less_than_their_neighbours_cost(
     n, m, noise, count, delta, evidence
@@ -103,7 +103,7 @@ if FULL:
     TRUNCATED += [(8, 0.125, 1, 3.0, 30), (1000, 0.02, 30, 1.0, 500), (1000, 0.02, 61, 0.8, 100)]
 
 
-@pytest.mark.parametrize(("n", "q", "most", "noise", "count"), TRUNCATED)
+@pytest.mark.parametrize("n, q, most, noise, count", TRUNCATED)
 def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
     n, q, most, noise, count, evidence
 ):

@@ -134,7 +134,7 @@ def broken(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "noise_multiplier", "message"),
+    "settings, noise_multiplier, message",
     [({}, 0.0, "adds no noise"), ({"test_mode_seed": 3}, 1.0, "test mode")],
 )
 def test_a_plan_without_a_guarantee_is_refused(settings, noise_multiplier, message):
@@ -181,7 +181,7 @@ def test_charges_and_checkpoints_of_honest_steps(name):
 
 
 @pytest.mark.parametrize(
-    ("patch", "check"),
+    "patch, check",
     [
         (in_data.every_second, "ledger"),
         (in_data.with_the_checkpoint, "ledger"),

@@ -78,7 +78,7 @@ def test_clopper_pearson_is_not_loose(evidence):
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "alpha"), [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)]
+    "k, n, alpha", [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)]
 )
 def test_counts_that_are_none_are_refused(k, n, alpha):
     for bound in (clopper_pearson_upper, clopper_pearson_lower):
@@ -265,7 +265,7 @@ def test_a_mechanism_that_is_not_gaussian_may_break_the_gaussian_bound():
     assert one_run_epsilon(correct, m, m, DELTA, ALPHA) < 1
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (4.0, 0.0), (2.0, 1e-5), (2.0, 0.01)])
+@pytest.mark.parametrize("epsilon, delta", [(1.0, 0.0), (4.0, 0.0), (2.0, 1e-5), (2.0, 0.01)])
 def test_the_bound_of_one_run_covers_the_worst_mechanism(epsilon, delta, evidence):
     rng, r = np.random.default_rng(4), 400
     correct = guesses_of_response(rng, epsilon, delta, r, RUNS)

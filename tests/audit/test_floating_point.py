@@ -398,7 +398,7 @@ def _quick(name: str, kind: str) -> bool:
 
 @pytest.mark.quick("*-float32", "*-bfloat16")
 @pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)]
+    "name, kind", [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)]
 )
 def test_no_example_of_a_model_counts_more_than_the_clip(name, kind, evidence):
     model, batch, loss = model_in(name, kind)

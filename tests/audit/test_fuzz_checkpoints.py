@@ -223,7 +223,7 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(session, damaged, saved):
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "message"),
+    "mine, other, message",
     [("SGD", "Adam", "'step'"), ("Adam", "SGD", "it has no 'dampening' for SGD")],
 )
 def test_the_state_of_another_optimizer_is_refused_before_a_release(mine, other, message, tmp_path):

@@ -91,7 +91,7 @@ FAULTS: list[tuple[Callable[[Samples], Samples], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "check"), FAULTS)
+@pytest.mark.parametrize("change, check", FAULTS)
 def test_a_fault_fails_its_own_test(change, check):
     assert check in {finding.check for finding in select_failed(judge(change(sample())))}
 

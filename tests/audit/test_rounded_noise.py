@@ -63,9 +63,7 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(c, numb
     assert stated <= c * (1 + 2.0**-20) * (1 + 1e-15)
 
 
-@pytest.mark.parametrize(
-    ("sensitivity", "numbers"), [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)]
-)
+@pytest.mark.parametrize("sensitivity, numbers", [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)])
 def test_there_is_no_grid_for_nonsense(sensitivity, numbers):
     with pytest.raises(ValueError, match="need a positive finite sensitivity"):
         grid_of(sensitivity, numbers)

@@ -146,7 +146,7 @@ PAIRS = [(name, neighbour) for name in TASKS for neighbour in neighbours_of(name
 
 @pytest.mark.quick("units-*", "texts-*", "kfac, a filter*", "dropout-*", "gep-*")
 @pytest.mark.parametrize(
-    ("name", "neighbour"), [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0]
+    "name, neighbour", [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0]
 )
 def test_neighbours_differ_in_private_figures_alone(name, neighbour, tmp_path, evidence):
     one, other = base(name, tmp_path), live(TASKS[name], tmp_path / "neighbour", neighbour)

@@ -377,7 +377,7 @@ def _close(found: list[float], expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "name"),
+    "world, name",
     [(2, name) for name in RUNS] + [(n, name) for n, of in MORE.items() for name in of],
 )
 def test_a_divided_run_equals_one_process(world, name, request):

@@ -127,7 +127,7 @@ def gathered(held: list[tuple[int, Any]], data: Any = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    "held, message",
     [
         ([(5, True), (0, True)], "process 1 holds no record"),
         ([(5, "a.csv"), (5, "a.csv")], "processes 0 and 1 hold the same records"),

@@ -193,7 +193,7 @@ WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    "options, match",
     [
         ({"clients": 0}, "clients must be an integer"),
         ({"privacy": "user"}, "privacy must be a value"),

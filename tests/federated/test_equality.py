@@ -130,7 +130,7 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha):
     assert float((before - vector(server.parameters) - central).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize(("metric", "decay"), [("factors", 0.5), ("seed", 0.0)])
+@pytest.mark.parametrize("metric, decay", [("factors", 0.5), ("seed", 0.0)])
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
 def test_every_client_whitens_in_the_servers_coordinates(metric, decay, privacy):
     made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, decay=decay)

@@ -69,7 +69,7 @@ def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
 
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
 @pytest.mark.parametrize(
-    ("method", "before"),
+    "method, before",
     [
         ("open_round", False),
         ("fix_survivors", True),
@@ -124,7 +124,7 @@ def _plain(message):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change, reason",
     [
         (lambda m: {**m, "loss": 0.3}, "other-fields"),
         (lambda m: {k: v for k, v in m.items() if k != "sum/bias"}, "other-fields"),

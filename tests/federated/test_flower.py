@@ -146,7 +146,7 @@ def wrong_records():
 
 
 @pytest.mark.parametrize(
-    ("name", "record"), list(wrong_records()), ids=lambda x: x if isinstance(x, str) else ""
+    "name, record", list(wrong_records()), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_other_records_are_no_message(name, record):
     with pytest.raises(ValueError):

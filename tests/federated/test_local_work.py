@@ -94,7 +94,7 @@ class Listening(PostProcess):
 
 
 @pytest.mark.parametrize(
-    ("options", "known"),
+    "options, known",
     [
         ({"privacy": PerUpload()}, True),
         (

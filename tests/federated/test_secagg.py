@@ -110,7 +110,7 @@ def minus(one, *others):
 
 
 @pytest.mark.parametrize(
-    ("missing", "silent"),
+    "missing, silent",
     [((), ()), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))],
 )
 def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
@@ -395,7 +395,7 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change, reason",
     [
         (lambda m: {**m, "key": m["key"][:31]}, "wrong-shape"),
         (lambda m: {**m, "key": m["key"].long()}, "wrong-type"),

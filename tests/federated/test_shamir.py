@@ -55,7 +55,7 @@ def test_fewer_shares_fit_every_secret(secret, threshold):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"secret": b"short"}, "a secret has 32 bytes, got 5"),
         ({"holders": (1, 2, 2)}, "different integers >= 1"),

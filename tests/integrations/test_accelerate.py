@@ -111,7 +111,7 @@ class Wrapper(nn.parallel.DistributedDataParallel):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "match"),
+    "setting, value, match",
     [
         ("mixed_precision", "fp16", "mixed_precision='bf16' or 'no'"),
         ("scaler", object(), "mixed_precision='bf16' or 'no'"),

@@ -28,7 +28,7 @@ from tests.integrations.hf_cases import (
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    "settings, match",
     [
         ({"per_device_train_batch_size": 4}, "expected_batch_size"),
         ({"gradient_accumulation_steps": 2}, "drawn and clipped as one"),

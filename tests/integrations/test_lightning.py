@@ -78,7 +78,7 @@ def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("interval", "frequency", "stepped"), [("epoch", 1, 2), ("epoch", 2, 1), ("step", 3, 4)]
+    "interval, frequency, stepped", [("epoch", 1, 2), ("epoch", 2, 1), ("step", 3, 4)]
 )
 def test_schedules_are_stepped_at_their_interval(interval, frequency, stepped, tmp_path):
     class Scheduled(Net):
@@ -163,7 +163,7 @@ class Fails(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("settings", "done"),
+    "settings, done",
     [
         ({"max_steps": 3}, 3),
         ({"max_epochs": 1}, 5),

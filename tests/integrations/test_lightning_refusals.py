@@ -116,7 +116,7 @@ def checkpoints(**settings):
 
 
 @pytest.mark.parametrize(
-    ("build", "settings", "match"),
+    "build, settings, match",
     [
         (Plain, {}, "Plain has a training_step of its own.*PrivateModule"),
         (Empty, {}, "does not define per_example_loss"),

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "opacus"
 
 @pytest.mark.quick("mnist*", "char_lstm*")
 @pytest.mark.parametrize(
-    ("name", "flags"),
+    "name, flags",
     [
         ("mnist", ("--epochs", "1")),
         ("cifar10", ("--epochs", "1", "--clip-per-layer", "--optim", "RMSprop", "--lr", "0.01")),

@@ -220,7 +220,7 @@ def test_history_state_and_precision_of_the_accountant():
 
 
 @pytest.mark.parametrize(
-    ("state", "match"),
+    "state, match",
     [
         ({}, "no 'history'"),
         ({"mechanism": "rdp"}, "no 'history'"),

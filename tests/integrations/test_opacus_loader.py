@@ -43,7 +43,7 @@ class Rows(Dataset):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "x_of"),
+    "wrap, x_of",
     [
         (lambda x, y, i: (x, y), lambda b: b[0]),
         (lambda x, y, i: Pair(x, y), lambda b: b.x),
@@ -109,7 +109,7 @@ def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers, tes
 
 @pytest.mark.quick("scaled-*", "cnn-shape1-1")
 @pytest.mark.parametrize("bound", [1, 3, 100])
-@pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
+@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
 def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound):
     results = []
     settings = {"preconditioner": kfac(every=1)} if build is mlp else {}

@@ -97,7 +97,7 @@ def weighted_by_numpy(out: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "match"),
+    "loss, match",
     [
         (weigh_classes, r"class weights .*; write reduction='none', then mean\(\)"),
         (without_a_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
@@ -234,7 +234,7 @@ def test_batches_that_are_left_behind_leave_no_modes_behind():
 
 
 @pytest.mark.parametrize(
-    ("declared", "loss"),
+    "declared, loss",
     [
         ("mean", lambda out, y: F.cross_entropy(out, y) * len(y)),
         ("mean", lambda out, y: out[:, None].expand(-1, len(y), -1).square().mean()),

@@ -192,7 +192,7 @@ def misuse_input_overwritten(model, optimizer, batches):
 
 
 @pytest.mark.parametrize(
-    ("misuse", "match"),
+    "misuse, match",
     [
         (misuse_no_backward, "without a backward pass"),
         (misuse_eval_mode, r"call model.train\(\)"),
@@ -273,7 +273,7 @@ def test_models_that_mix_examples_are_found_before_a_release():
 
 
 @pytest.mark.parametrize(
-    ("criterion", "declared", "match"),
+    "criterion, declared, match",
     [
         (nn.CrossEntropyLoss(reduction="sum"), "mean", "loss is a sum.*loss_reduction='sum'"),
         (nn.CrossEntropyLoss(), "sum", "loss is a mean.*loss_reduction='mean'"),

@@ -45,7 +45,7 @@ def peer(model: nn.Module, source: DataLoader, max_grad_norm: float, **settings:
 @pytest.mark.quick("mlp-*-0.3-mean", "mlp-*-sum", "scaled-*-0.3-sum", "cnn-*-0.3-mean")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
-@pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
+@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
 def test_the_updates_are_those_of_opacus(build, shape, max_grad_norm, reduction):
     source = DataLoader(data(shape=shape), batch_size=B)
     mine, theirs = build(), build()
@@ -71,7 +71,7 @@ def test_the_updates_are_those_of_opacus(build, shape, max_grad_norm, reduction)
 
 @pytest.mark.quick("kfac-per-layer", "kfac-natural", "plain")
 @pytest.mark.parametrize(
-    ("preconditioner", "clipping", "readout"),
+    "preconditioner, clipping, readout",
     [
         (None, "flat", "whitened"),
         (None, "per_layer", "whitened"),

@@ -43,7 +43,7 @@ class OwnLoader(DataLoader):
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    "settings, match",
     [
         ({"batch_first": False}, "leading axis"),
         ({"loss_reduction": "none"}, "'mean' or 'sum'"),
@@ -132,7 +132,7 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match):
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    "settings, match",
     [
         ({"accountant": "gdp"}, "upper bound"),
         ({"secure_mode": True}, "cipher.*take a Session .*'rounded'"),
@@ -144,7 +144,7 @@ def test_refused_engines(settings, match):
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    "settings, match",
     [
         ({"epochs": 0}, "epochs must be positive"),
         ({"target_epsilon": -1.0}, "epsilon"),

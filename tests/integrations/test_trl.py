@@ -178,7 +178,7 @@ def sft_of_experts(folder: Path) -> PrivateSFTTrainer:
 
 
 @pytest.mark.parametrize(
-    ("make", "rows", "loss"),
+    "make, rows, loss",
     [
         (sft, prompts, completion_loss),
         (dpo, pairs, preference_loss),
@@ -295,7 +295,7 @@ def refusals() -> Iterator[tuple[Any, dict[str, Any], str]]:
     yield dpo, {"sync_ref_model": True}, "moves the reference"
 
 
-@pytest.mark.parametrize(("make", "settings", "match"), list(refusals()))
+@pytest.mark.parametrize("make, settings, match", list(refusals()))
 def test_settings_that_join_people_or_would_be_ignored(make, settings, match, tmp_path):
     with pytest.raises(ValueError, match=match) as refusal:
         make(tmp_path, **settings)

@@ -65,7 +65,7 @@ def test_the_card_states_the_guarantee_and_the_mechanism():
 
 
 @pytest.mark.parametrize(
-    ("device", "seed", "text"),
+    "device, seed, text",
     [("cpu", None, "AES-256"), ("cuda:0", None, "ChaCha20"), ("cpu", 0, "NOT PRIVATE")],
 )
 def test_the_card_says_where_noise_comes_from(device, seed, text):
@@ -106,7 +106,7 @@ def test_the_markdown_says_all_of_it():
 
 
 @pytest.mark.parametrize(
-    ("changed", "sigma", "text"),
+    "changed, sigma, text",
     [
         ({}, 2.0, ""),
         ({"test_mode_seed": 3}, 2.0, "NOT PRIVATE: test mode"),

@@ -123,7 +123,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "names"), EXPERTS, ids=str)
+@pytest.mark.parametrize("kind, names", EXPERTS, ids=str)
 def test_what_trains_of_experts_is_said(kind, names):
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     sizes = {"hidden_size": 8, "intermediate_size": 12, "moe_intermediate_size": 12}
@@ -154,7 +154,7 @@ def test_what_trains_of_experts_is_said(kind, names):
 
 
 @pytest.mark.parametrize(
-    ("model", "what"),
+    "model, what",
     [
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "mixes the examples"),
         (nn.Linear(4, 3).requires_grad_(False), "no trainable parameter"),

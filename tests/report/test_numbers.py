@@ -18,7 +18,7 @@ def test_it_is_rounded_up_by_less_than_a_unit(epsilon, decimals):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "text"), [(2.9996, "3.000"), (3.0, "3.000"), (1.1, "1.100"), (math.inf, "∞")]
+    "epsilon, text", [(2.9996, "3.000"), (3.0, "3.000"), (1.1, "1.100"), (math.inf, "∞")]
 )
 def test_examples(epsilon, text):
     assert rounded_up(epsilon) == text

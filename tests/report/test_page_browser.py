@@ -211,7 +211,7 @@ def fits(browser: Any) -> None:
     assert browser.execute_script(wide) == 0
 
 
-@pytest.mark.parametrize(("width", "share"), [(1400, 0.16), (390, 0.5)])
+@pytest.mark.parametrize("width, share", [(1400, 0.16), (390, 0.5)])
 def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser, pages, width, share):
     opened(browser, pages["many"], width=width)
     box = "document.getElementById('methods').getBoundingClientRect()"

@@ -86,7 +86,7 @@ def _damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    "how, message",
     [
         ("half-written", "has not ended; go on with dpkfc train --resume"),
         ("torn card", "is damaged"),

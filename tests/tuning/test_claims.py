@@ -24,7 +24,7 @@ def test_a_difference_has_the_interval_of_welch():
 
 
 @pytest.mark.parametrize(
-    ("differences", "verdict"),
+    "differences, verdict",
     [
         ({"a": (1.0, 0.5)}, "holds"),
         ({"a": (1.0, 0.5), "b": (2.0, 0.1)}, "holds"),
@@ -140,7 +140,7 @@ def test_a_claim_that_was_chosen_on_tests_is_withdrawn():
 
 
 @pytest.mark.parametrize(
-    ("cast", "verdict"),
+    "cast, verdict",
     [
         (["holds", "holds"], "holds"),
         (["holds", "no difference"], "holds in part"),

@@ -50,7 +50,7 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments, says",
     [
         (("reproduce",), "which table"),
         (("reproduce", "dp-kfc-11"), "did you mean"),

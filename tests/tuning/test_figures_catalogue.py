@@ -61,7 +61,7 @@ def test_the_artefact_is_there_in_a_real_network(measured_course):
 
 
 @pytest.mark.parametrize(
-    ("name", "figure"),
+    "name, figure",
     [("kfc-fig6", "kfc-fig2"), ("kfc-fig9", "kfc-fig3"), ("kfc-fig11", "kfc-fig10")],
 )
 def test_a_figure_that_the_paper_shows_twice_has_both_names(name, figure):

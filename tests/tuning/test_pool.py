@@ -192,7 +192,7 @@ REAL_WAIT = pool.wait
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    "error, kind",
     [
         (OSError(errno.ENOSPC, "No space left on device"), "full"),
         (CheckpointError("I/O error: No space left on device (os error 28)"), "full"),

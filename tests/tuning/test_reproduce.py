@@ -93,7 +93,7 @@ def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "column", "text"),
+    "name, row, column, text",
     [
         ("dp-kfc-1", "Synthetic DP-KFC + DP-AdamBC", "ε = 1", "95.5 ± 0.3"),
         ("dp-kfc-1", "DP-SGD", "ε = 8", "93.7 ± 0.3"),
@@ -149,7 +149,7 @@ def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ours", "says"),
+    "ours, says",
     [
         ([90.0, 90.1, 89.9], "reproduced"),
         ([89.75, 89.75, 89.75], "reproduced"),

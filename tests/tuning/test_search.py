@@ -222,7 +222,7 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    "changed, message",
     [
         ({"epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
         ({"steps": 5}, "steps = 4, not 5"),

@@ -36,7 +36,7 @@ def test_a_row_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text, says",
     [
         ("{", "damaged"),
         ("[]", "not a results file"),
@@ -72,7 +72,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize(
-    ("measure", "name"), [(measure, name) for measure, held in FIGURES.items() for name in held]
+    "measure, name", [(measure, name) for measure, held in FIGURES.items() for name in held]
 )
 def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
     run = Run.of("digits", "dp-kfc", measure=measure)

@@ -50,7 +50,7 @@ def test_what_was_measured_stands_beside_the_paper(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("paired", "refreshes", "ratio"),
+    "paired, refreshes, ratio",
     [
         (1.0, {"contenders": {"dp_kfc": {"share": 0.2}}}, 1.25),
         ({"ratio": 1.5}, {}, 1.5),

@@ -273,7 +273,7 @@ def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    "changed, says",
     [
         ({"methods": ()}, "which methods"),
         ({"trials": 0}, "trials = 0"),
@@ -299,7 +299,7 @@ def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "mean"), [("geometric", 10.0), ("poisson", 10.0), ("0.5", 10.0), ("2.5", 4.0)]
+    "name, mean", [("geometric", 10.0), ("poisson", 10.0), ("0.5", 10.0), ("2.5", 4.0)]
 )
 def test_numbers_of_trials_have_the_law_that_is_accounted_for(name, mean):
     from dp_accounting.rdp.rdp_privacy_accountant import (

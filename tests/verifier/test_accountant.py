@@ -37,7 +37,7 @@ def is_close_above(found: float, exact: float) -> bool:
 @pytest.mark.parametrize("delta", [1e-5, 1e-12])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    ("noise", "count"), [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000), (0.02, 1)]
+    "noise, count", [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000), (0.02, 1)]
 )
 def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, sign, delta):
     composed = Composition({((1.0, 1.0, noise),): count}, delta, sign, 1 << 14)
@@ -45,7 +45,7 @@ def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, si
 
 
 @pytest.mark.parametrize(
-    ("rate", "noise"), [(0.3, 1.0), (0.01, 0.4), (1e-3, 0.3), (0.9, 0.7), (0.02, 0.03)]
+    "rate, noise", [(0.3, 1.0), (0.01, 0.4), (1e-3, 0.3), (0.9, 0.7), (0.02, 0.03)]
 )
 def test_one_release_is_not_below_its_hockey_stick(rate, noise):
     """The loss grows with x, so the exact δ is a difference of two tails."""
@@ -83,7 +83,7 @@ def test_attack_rates_are_those_of_a_gaussian():
     assert exact <= found <= exact + 1e-3
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.03, 0.74), (1e-4, 0.5), (0.3, 20.0), (0.9, 0.2)])
+@pytest.mark.parametrize("rate, noise", [(0.03, 0.74), (1e-4, 0.5), (0.3, 20.0), (0.9, 0.2)])
 def test_attack_rates_of_a_small_sample_are_not_too_large(rate, noise):
     """The best attack at even odds knows the total variation, q · (2 Φ(1 / 2σ) − 1)."""
     right, _ = attack_rates([(event(rate, noise), 1)], 10.0)

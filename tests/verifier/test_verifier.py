@@ -118,7 +118,7 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    "change, expected",
     [
         (lambda c: c["plan"].update(noise_multiplier=0.1), "another noise multiplier"),
         (lambda c: c["plan"].update(sensitivity=9.0), "another sensitivity"),
