@@ -12,7 +12,7 @@ from dpkfc.app.curvature_settings import Facts, make_kfac
 from dpkfc.app.models import digits_cnn
 from dpkfc.app.optimizers import SGD, AdamW
 from dpkfc.app.plan_settings import make_plan, make_privacy_config
-from dpkfc.app.run_config import RunConfig, make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.postprocess import AdamBC
@@ -80,7 +80,7 @@ def test_what_cannot_be_refined_is_said_before_training(changed, what):
         make_plan_of(CONFIG.change(refine=3, **changed))
 
 
-def make_plan_of(config: RunConfig):
+def make_plan_of(config):
     private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
     facts = Facts(SHAPE, 200, probe=lambda config: FeatureNoise(64), private=private)
     return make_plan(config, facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -153,7 +152,7 @@ def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path, keys, message):
         read_schema(tmp_path / "s.toml")
 
 
-def _texts(path: Path, content: bytes, name: str, schema: Schema | None = None):
+def _texts(path, content, name, schema=None):
     path.write_bytes(content)
     return read_table(path, [name], schema or Schema()).columns[name].texts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests.app.own_files import QUICK, write_patients
 from tests.command_line import call
 
 
-def _config(tmp_path: Path, **settings):
+def _config(tmp_path, **settings):
     path, schema = write_patients(tmp_path)
     return run_config({**QUICK, "data": str(path), "schema": str(schema), **settings})
 

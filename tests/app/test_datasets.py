@@ -157,13 +157,11 @@ def test_missing_files_are_listed(tmp_path):
 class _Hub(ModuleType):
     """A stand-in for the `datasets` package."""
 
-    def __init__(
-        self, column: str, images: list[np.ndarray], error: Exception | None = None
-    ) -> None:
+    def __init__(self, column, images, error=None):
         super().__init__("datasets")
-        self.asked: list[str] = []
+        self.asked = []
 
-        def load_dataset(name: str) -> dict:
+        def load_dataset(name):
             self.asked.append(name)
             if error is not None:
                 raise error
@@ -236,7 +234,7 @@ def test_digits_without_scikit_learn(monkeypatch):
         read_digits()
 
 
-def _pixels(**replaced) -> Pixels:
+def _pixels(**replaced):
     parts = {
         "images": np.zeros((4, 8, 8, 1), np.uint8),
         "labels": np.array([0, 1, 2, 9]),

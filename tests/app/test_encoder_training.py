@@ -13,7 +13,7 @@ from dpkfc_papers.encoder import SIDE, change_view, contrast
 from tests.command_line import call
 
 
-def stream(seed: int) -> torch.Generator:
+def stream(seed):
     return torch.Generator().manual_seed(seed)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,18 +13,15 @@ from dpkfc.report.card_files import write_card_files
 from dpkfc.report.promise import agrees
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call
-from tests.command_line import Called
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     result = call(*arguments)
     assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.output
     return str(result.stderr)
 
 
-def edited(
-    folder: Path, change: Callable[[dict[str, Any]], object], *, everywhere: bool = False
-) -> None:
+def edited(folder, change, *, everywhere=False):
     """Change a card; a careful forger changes its pages too."""
     card = json.loads((folder / "privacy_card.json").read_text())
     change(card)
@@ -37,11 +31,11 @@ def edited(
         (folder / "privacy_card.json").write_text(json.dumps(card))
 
 
-def guarantee(**changed: object) -> Callable[[dict[str, Any]], object]:
+def guarantee(**changed):
     return lambda card: card["guarantee"].update(changed)
 
 
-def audited(folder: Path) -> Called:
+def audited(folder):
     return call("audit", folder, "--kind", "membership", "--quiet")
 
 
@@ -89,7 +83,7 @@ def test_an_edited_promise_passes_neither_verify_nor_audit(folder, change, messa
     )
 
 
-def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
+def mechanism(**changed):
     return lambda card: card["mechanism"].update(changed)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.run_config import SETTINGS, RunConfig
+from dpkfc.app.run_config import SETTINGS
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.session import Session
@@ -49,11 +48,11 @@ def public(tmp_path_factory):
     return str(path)
 
 
-def card_of(folder: Path) -> dict[str, object]:
+def card_of(folder):
     return json.loads((folder / "privacy_card.json").read_text())
 
 
-def two_steps(chosen: dict[str, object]) -> RunConfig:
+def two_steps(chosen):
     """What `run` does, without the folder and its pictures."""
     config = run_config({**QUICK, **chosen})
     prepared = prepare(config)

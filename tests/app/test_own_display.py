@@ -20,14 +20,14 @@ from dpkfc.app.owndata.targets import target_of
 from tests.app.own_files import write_images
 
 
-def printed(thing: object = None, width: int = 80, **figures_of: object) -> str:
+def printed(thing=None, width=80, **figures_of):
     """Return what a console of some width shows of a table, or of shares."""
     file = io.StringIO()
     console = Console(file=file, width=width)
     if thing is not None:
         console.print(thing)
     else:
-        print_shares(console, figures_of["figures"])  # type: ignore[arg-type]
+        print_shares(console, figures_of["figures"])
     return file.getvalue()
 
 

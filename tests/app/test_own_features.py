@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ SETTINGS = {
 }
 
 
-def settings_of(folder: Path, images: str) -> dict[str, object]:
+def settings_of(folder, images):
     schema = folder.parent / "schema.toml"
     schema.write_text(f"[images]\n{images}", "utf-8")
     return {"data": str(folder), "schema": str(schema), "recipe": "own-images", **SETTINGS}

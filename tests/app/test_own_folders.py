@@ -8,7 +8,6 @@ import struct
 import sys
 import unicodedata
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ SCHEMA = Schema(classes=("cat", "dog"), images=FORM)
 PIXELS = np.random.default_rng(0).integers(0, 255, (16, 16, 3)).astype(np.uint8)
 
 
-def make_folders(root: Path, *names: str) -> Path:
+def make_folders(root, *names):
     """Make folders with one image each."""
     for name in names:
         (root / name).mkdir(parents=True)
@@ -162,7 +161,7 @@ def test_rows_name_files_of_the_folder_alone(tmp_path):
     assert 'file = "lesion"' in text
 
 
-def shown(image: Image.Image, tmp_path: Path, name: str = "x.png", **settings: object):
+def shown(image, tmp_path, name="x.png", **settings):
     """Return pixels of a file, as colours from 0 to 255 `[16, 16, C]`, and remarks."""
     (tmp_path / "cat").mkdir(exist_ok=True)
     path = tmp_path / "cat" / name
@@ -242,10 +241,10 @@ def test_white_is_inverted_where_a_file_says_so(tmp_path):
     assert np.allclose(records.inputs[0, 0].numpy(), 1 - values / 4095 * 2, atol=1e-5)
 
 
-def png_of_16_bits(pixels: np.ndarray, significant: int = 0) -> bytes:
+def png_of_16_bits(pixels, significant=0):
     """Return a PNG file of 16 bits a channel, which Pillow writes for grey values alone."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
+    def chunk(kind, data):
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )

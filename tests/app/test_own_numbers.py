@@ -7,7 +7,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -46,16 +45,16 @@ def _remembered_accounting():
         yield
 
 
-def _write(folder: Path, schema: str = SCHEMA) -> tuple[Path, Path]:
+def _write(folder, schema=SCHEMA):
     """Write 300 rows whose cost is 100 + 2 · age, among them odd values, and a schema."""
-    rows: list[list[object]] = [[row % 100, 100 + 2 * (row % 100)] for row in range(300)]
+    rows = [[row % 100, 100 + 2 * (row % 100)] for row in range(300)]
     rows[0][1], rows[1][1], rows[2][1], rows[3][1] = "", "n/k", 1e9, -5
     path = folder / "schema.toml"
     path.write_text(schema, "utf-8")
     return write_rows(folder / "costs.csv", rows, ["age", "cost"]), path
 
 
-def _call(*words: str | Path) -> tuple[int, str]:
+def _call(*words):
     done = call(*words)
     return done.exit_code, re.sub(r"\s+", " ", done.output)
 

@@ -22,7 +22,6 @@ from dpkfc.app.owndata.tasks import Task, load_task, task_examples
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
-from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.ledger import verify
@@ -58,7 +57,7 @@ def finished(tmp_path_factory):
     return folder / "run", path
 
 
-def _call(*words: str) -> tuple[int, str]:
+def _call(*words):
     done = call(*words)
     return done.exit_code, re.sub(r"\s+", " ", done.output)
 
@@ -72,7 +71,7 @@ def test_a_run_keeps_the_schema_and_no_row(finished):
     assert read_settings_of(folder).run.recipe == "own-table"
 
 
-def read_settings_of(folder: Path) -> RunConfig:
+def read_settings_of(folder):
     from dpkfc.app.run_folder import RunFolder
 
     return read_settings(RunFolder.locate(folder))
@@ -169,7 +168,7 @@ def test_onnx_without_its_packages_is_one_error(finished):
     assert code == 2 and "pip install onnx onnxscript" in text
 
 
-def _has(name: str) -> bool:
+def _has(name):
     from importlib.util import find_spec
 
     return find_spec(name) is not None

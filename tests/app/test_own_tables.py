@@ -38,7 +38,7 @@ def _loop(schema, rows):
     features = []
     for row in rows:
         values = dict(zip(HEADER, map(str, row), strict=True))
-        out: list[float] = []
+        out = []
         try:
             age = float(values["age"])
         except ValueError:
@@ -427,7 +427,7 @@ def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path):
     assert split_records(units, 0, 0, "rows").size == len(train_units(units))
 
 
-def train_units(records: Records) -> set[str]:
+def train_units(records):
     return {unit for unit in records.units if _places([unit.encode()], 0, b"test")[0] >= TEST_SHARE}
 
 

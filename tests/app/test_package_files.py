@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -30,13 +28,13 @@ FRAME = {
 }
 
 
-def _write(path: Path, **chosen: Any) -> Path:
+def _write(path, **chosen):
     write = {".sav": "write_sav", ".dta": "write_dta", ".xpt": "write_xport"}[path.suffix]
     getattr(pyreadstat, write)(pandas.DataFrame(FRAME), str(path), **chosen)
     return path
 
 
-def _texts(path: Path, name: str, schema: Schema | None = None) -> list[str | None]:
+def _texts(path, name, schema=None):
     return read_table(path, [name], schema or Schema()).columns[name].texts
 
 

@@ -68,9 +68,9 @@ def _remembered_accounting():
         yield
 
 
-def _rows(count: int = 1200) -> list[list[object]]:
+def _rows(count=1200):
     rng = np.random.default_rng(0)
-    rows: list[list[object]] = []
+    rows = []
     for number in range(count):
         age = int(rng.integers(20, 90))
         debt = round(float(rng.normal(0, 900)), 2)
@@ -79,7 +79,7 @@ def _rows(count: int = 1200) -> list[list[object]]:
     return rows
 
 
-def _files(folder: Path, unit: bool = False, count: int = 1200) -> dict[str, str]:
+def _files(folder, unit=False, count=1200):
     path = write_rows(folder / "people.csv", _rows(count), HEADER)
     schema = folder / "people.toml"
     extra = '\n[columns.key]\nkind = "unit"\n' if unit else ""
@@ -87,7 +87,7 @@ def _files(folder: Path, unit: bool = False, count: int = 1200) -> dict[str, str
     return {"data": str(path), "schema": str(schema), "bounds": "private"}
 
 
-def _config(folder: Path, **more: object):
+def _config(folder, **more):
     files = _files(folder, unit=bool(more.pop("unit", False)), count=int(more.pop("count", 1200)))
     return run_config({**QUICK, **files, "out": str(folder / "run"), **more})
 
@@ -103,7 +103,7 @@ def finished(tmp_path_factory):
 # -- the counts ------------------------------------------------------------------------------------
 
 
-def _encoded(texts: list[list[str]]) -> torch.Tensor:
+def _encoded(texts):
     column = Column(kind="number", missing=("", "NA"))
     parts = [column.encode([row[place] for row in texts]).features for place in range(2)]
     return torch.from_numpy(np.concatenate(parts, axis=1))

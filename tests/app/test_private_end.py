@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
-from dpkfc.early_stopping import Loss, PrivateEarlyStopping, wrong_answers
+from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, verify
@@ -45,11 +44,11 @@ PRIVATE = {
 KIND = ExtraRelease(purpose="evaluation", noise_multiplier=5.0, norm=1.0, count=2)
 
 
-def _kinds(folder: Path) -> list[str]:
+def _kinds(folder):
     return [line.get("purpose", "step") for line in verify(folder / "ledger.jsonl").releases]
 
 
-def _epsilon_of_ledger(folder: Path) -> float:
+def _epsilon_of_ledger(folder):
     lines = verify(folder / "ledger.jsonl").releases
     return total_epsilon([(event_from_dict(line["event"]), 1) for line in lines], 1e-5, "rdp")
 
@@ -60,12 +59,12 @@ def _epsilon_of_ledger(folder: Path) -> float:
 class Remembering(nn.Module):
     """Adds what it has seen to what follows, also in evaluation mode."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
         self.register_buffer("seen", torch.zeros(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.seen += x.sum()
         return x * self.weight + self.seen
 
@@ -73,27 +72,27 @@ class Remembering(nn.Module):
 class RememberingInAttribute(nn.Module):
     """Adds what it has seen before, in an attribute."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.seen = 0.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.seen = self.seen + float(x.sum())
         return x + self.seen
 
 
-def _column_loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _column_loss(model, batch):
     return model(batch[0])[:, 0]
 
 
 ODD = [math.nan, math.inf, -math.inf, -3.0, 0.0, 0.5, 1.9999, 2.0, 7.0, 1e30, 1e-30]
 
 
-def _remembering_loss() -> Loss:
+def _remembering_loss():
     """Return a loss that adds what it has seen before."""
     seen = [0.0]
 
-    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def loss(model, batch):
         seen[0] += float(batch[0].sum())
         return _column_loss(model, batch) + seen[0]
 
@@ -152,7 +151,7 @@ def test_bounds_and_examples_are_checked(change):
 # -- a session -------------------------------------------------------------------------------------
 
 
-def _session(tmp_path: Path, *kinds: ExtraRelease, **more: object) -> Session:
+def _session(tmp_path, *kinds, **more):
     model = nn.Linear(3, 2)
     plan = PrivacyConfig(
         expected_batch_size=10, steps=4, accountant="rdp", extra_releases=kinds, **more

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -147,7 +146,7 @@ buckets = 4
 """
 
 
-def _write(folder: Path, count: int = 400) -> dict[str, Any]:
+def _write(folder, count=400):
     lines = [f"{row % 10},{'xyz'[row % 3]},{row % 2}" for row in range(count)]
     (folder / "t.csv").write_text("\n".join(["a,b,y", *lines, ""]))
     (folder / "s.toml").write_text(_TOML)
@@ -156,16 +155,16 @@ def _write(folder: Path, count: int = 400) -> dict[str, Any]:
     return {**{name: str(folder / place) for name, place in places.items()}, **settings}
 
 
-def _run(chosen: dict[str, Any]) -> None:
+def _run(chosen):
     config, recipe = configure(chosen)
     training.run(config, recipe=recipe)
 
 
-_opened: list[str] = []
-_hooks: list[bool] = []
+_opened = []
+_hooks = []
 
 
-def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+def _note_opened(event, arguments):
     if event == "open" and isinstance(arguments[0], str):
         _opened.append(arguments[0])
 

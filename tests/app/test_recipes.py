@@ -7,12 +7,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.objective import Judged
 from dpkfc.app.recipes.smoke import cap_for_smoke
 from dpkfc.app.recipes.text import NORM, HashedZipf, english_weights, weighted_words
-from dpkfc.app.run_config import RunConfig, make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from dpkfc.curvature.model_inputs import examples
@@ -105,7 +102,7 @@ def planted(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("data"))
 
 
-def _smoke(name: str, planted: Path, **changed) -> RunConfig:
+def _smoke(name, planted, **changed):
     chosen = {
         "recipe": name,
         "data_dir": str(planted),
@@ -134,14 +131,14 @@ SLOW += (
 )
 
 
-def _mark_slow(names: Iterable[str]) -> list[Any]:
+def _mark_slow(names):
     return [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in names]
 
 
 TRAINED = _mark_slow(x for x in RECIPES if x not in LEFT_OUT)
 
 
-def _small_network(classes: int) -> nn.Module:
+def _small_network(classes):
     return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, classes))
 
 
@@ -311,7 +308,7 @@ def test_padding_behind_a_text_changes_none_of_its_logits():
 def test_training_texts_of_the_test_file_are_left_out(planted, monkeypatch):
     from dpkfc.app.recipes import text as text_recipes
 
-    seen: list[list[str]] = []
+    seen = []
     monkeypatch.setattr(
         text_recipes,
         "minilm_tokens",
@@ -379,11 +376,11 @@ def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path, planted):
 class _Timm(nn.Module):
     """As timm's models are called."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes):
         super().__init__()
         self.head = nn.Linear(3, classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         assert x.shape[-1] in (224, 240)
         return self.head(x.mean((2, 3)))
 
@@ -392,7 +389,7 @@ class _Timm(nn.Module):
 def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(
     name, planted, tmp_path, monkeypatch
 ):
-    made: list[int] = []
+    made = []
     module = SimpleNamespace(
         create_model=lambda name, *, num_classes, pretrained: (
             made.append(num_classes) or _Timm(num_classes)
@@ -442,7 +439,7 @@ def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path
         find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path))
 
 
-def _small_gpt2(folder: Path) -> None:
+def _small_gpt2(folder):
     """Weights and tokenizer of a GPT-2 whose vocabulary is the 256 bytes and the end of a text."""
     transformers = pytest.importorskip("transformers")
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

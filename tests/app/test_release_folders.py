@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,12 +31,10 @@ from dpkfc.weights import ReleasedWeights
 from tests.app.finished import call
 from tests.app.hosts import HOSTS, SAID, open_session, train, train_engine, train_server
 
-Folder = Callable[[str], Path]
-
 
 @pytest.fixture(scope="module")
 def make_folder(tmp_path_factory):
-    folders: dict[str, Path] = {}
+    folders = {}
 
     def make(host):
         if host not in folders:
@@ -50,10 +46,10 @@ def make_folder(tmp_path_factory):
     return make
 
 
-def change_card(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+def change_card(change):
     """Change a card and all its pages, as a careful forger does."""
 
-    def forge(folder: Path) -> None:
+    def forge(folder):
         card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
         change(card)
         write_card_files(folder, card)
@@ -61,8 +57,8 @@ def change_card(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], 
     return forge
 
 
-def change_text(name: str, old: str, new: str) -> Callable[[Path], object]:
-    def forge(folder: Path) -> None:
+def change_text(name, old, new):
+    def forge(folder):
         text = (folder / name).read_text("utf-8")
         assert old in text
         (folder / name).write_text(text.replace(old, new, 1), "utf-8")
@@ -70,18 +66,18 @@ def change_text(name: str, old: str, new: str) -> Callable[[Path], object]:
     return forge
 
 
-def swap_weights(folder: Path) -> None:
+def swap_weights(folder):
     path = folder / "model.safetensors"
     save_file({name: x * 2 for name, x in load_file(path).items()}, path)
 
 
-def cut_ledger(folder: Path) -> None:
+def cut_ledger(folder):
     lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
 
-def take_other_card(folder: Path) -> None:
+def take_other_card(folder):
     with open_session() as session:
         train(session).write_card(folder / "other", **SAID)
     for name in ("privacy_card.json", "privacy_card.md", "card.json"):
@@ -228,7 +224,7 @@ def test_an_attack_needs_the_settings_of_a_run(make_folder):
 # -- weights that no release produced --------------------------------------------------------------
 
 
-def refused(session: Any, folder: Path) -> str:
+def refused(session, folder):
     with pytest.raises(RuntimeError) as caught:
         session.write_card(folder, **SAID)
     with pytest.raises(RuntimeError):
@@ -311,7 +307,7 @@ def test_a_card_names_no_file_with_other_weights(tmp_path):
 @pytest.mark.parametrize("host", ["session", "engine", "server"])
 def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host, tmp_path):
     if host == "session":
-        trained: Any = train(open_session())
+        trained = train(open_session())
     else:
         trained = train_engine(tmp_path)._private if host == "engine" else train_server().server
     model = trained.model

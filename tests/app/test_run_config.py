@@ -35,7 +35,7 @@ FIELDS = SETTINGS
 FACTS = Facts((1, 8, 8), 1000)
 
 
-def _other(field: dataclasses.Field):
+def _other(field):
     """A value that is not the default."""
     choices = [c for c in field.metadata.get("choices", ()) if c and c != field.default]
     if field.name in {"method", "optimizer", "eval_on"}:

@@ -15,7 +15,7 @@ from tests.command_line import call
 metrics = pytest.importorskip("sklearn.metrics")
 
 
-def _draw(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _draw(count, classes, seed=0):
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(count, classes))
     odds = np.exp(logits)
@@ -23,7 +23,7 @@ def _draw(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     return logits, (generator.random((count, 1)) > shares).sum(1)
 
 
-def _values(scores) -> dict[str, float | None]:
+def _values(scores):
     return {score.name.split(",")[0].split(" (")[0]: score.value for score in scores.scores}
 
 

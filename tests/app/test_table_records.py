@@ -6,7 +6,6 @@ import gzip
 import random
 import uuid
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, time
 from decimal import Decimal
@@ -22,7 +21,6 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.csv_lines import split_line
 from dpkfc.app.owndata.files import encode_table, encode_texts
-from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema, TextForm, check_schema
 from dpkfc.app.owndata.stored import stored_texts
 
@@ -42,25 +40,25 @@ SCHEMA = check_schema(
 HEADER = ["a", "b", "note", "who", "y"]
 
 
-def _seen(records: Records) -> Counter[object]:
+def _seen(records):
     units = records.units or [""] * len(records)
     rows = zip(records.inputs[:].tolist(), records.labels.tolist(), units, strict=True)
     return Counter((tuple(inputs), label, unit) for inputs, label, unit in rows)
 
 
-def _changes(before: Records, after: Records) -> tuple[int, int]:
+def _changes(before, after):
     """Return how many records are gone and how many are new."""
     one, other = _seen(before), _seen(after)
     return (one - other).total(), (other - one).total()
 
 
-def _write(path: Path, rows: Sequence[str], delimiter: str, end: str, encoding: str) -> Path:
+def _write(path, rows, delimiter, end, encoding):
     text = end.join([delimiter.join(HEADER), *rows]) + end
     path.write_bytes(text.encode(encoding, "surrogateescape"))
     return path
 
 
-def _rows(delimiter: str, kind: str) -> list[str]:
+def _rows(delimiter, kind):
     draw = random.Random(0)
     rows = []
     for number in range(30):

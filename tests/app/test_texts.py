@@ -5,7 +5,6 @@ of the same shape.
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +19,7 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 
 
-def _write(
-    folder: Path, train: str = "sentence\tlabel\na fine film\t1\ndull\t0\n", dev: str | None = None
-) -> Path:
+def _write(folder, train="sentence\tlabel\na fine film\t1\ndull\t0\n", dev=None):
     (folder / "sst2").mkdir(parents=True)
     for name, text in (("train", train), ("dev", train if dev is None else dev)):
         with gzip.open(folder / "sst2" / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
@@ -68,11 +65,11 @@ def test_token_ids_are_cut_and_padded():
 class _Encoder(nn.Module):
     """Returns an embedding of the ids, as an encoder without context would."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(9, 4)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> object:
+    def forward(self, input_ids, attention_mask):
         assert torch.equal(attention_mask, (input_ids != 0).long())
         return type("Output", (), {"last_hidden_state": self.table(input_ids)})()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -25,15 +24,13 @@ RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--q
 RUN += ("--expected-batch-size", "48", "--accountant", "rdp", "--epsilon", "2")
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     result = call(*arguments)
     assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.output
     return str(result.stderr)
 
 
-def start_run(
-    path: Path, noise: float = 2.0, steps: int = 3, delta: float = 1e-4, **how: object
-) -> Path:
+def start_run(path, noise=2.0, steps=3, delta=1e-4, **how):
     """A ledger of a plan with two releases."""
     plan = PrivacyConfig(expected_batch_size=10, steps=steps, **how).with_noise(noise, delta, 100)
     path.parent.mkdir(exist_ok=True)

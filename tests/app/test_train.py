@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +24,7 @@ from dpkfc.app.html.contents import read_all
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.objective import evaluate
-from dpkfc.app.run_config import RunConfig, make_config
+from dpkfc.app.run_config import make_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings_file import flatten
 from dpkfc.app.toml import ConfigError, read_toml
@@ -53,12 +51,12 @@ QUICK = {
 SAVE, CHOOSE_FACTORS = picture_style.save, results._choose_factors
 
 
-def _config(out: Path | str, **changed) -> RunConfig:
+def _config(out, **changed):
     return run_config({**QUICK, "out": str(out), **changed})
 
 
 @contextmanager
-def draw_figures() -> Iterator[None]:
+def draw_figures():
     """Draw figures, and measure them in full."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.app.picture_style.save", SAVE)
@@ -200,7 +198,7 @@ def test_the_delta_of_what_was_spent_is_that_of_the_card_or_of_the_plan(tmp_path
     assert "ε by RDP at δ = 0.0001" in verify_ledger(tmp_path / "run" / "ledger.jsonl")
 
 
-def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
+def _stop_after(monkeypatch, step, act):
     original = training_loop._row
 
     def row(record, epsilon):
@@ -211,7 +209,7 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
     monkeypatch.setattr(training_loop, "_row", row)
 
 
-def _raise() -> None:
+def _raise():
     raise KeyboardInterrupt
 
 

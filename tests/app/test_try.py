@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _answer(path: Path, lines: list[str]) -> Path:
+def _answer(path, lines):
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
 
@@ -48,7 +47,7 @@ def test_answers_of_a_file_lead_to_schema_model_scores_and_commands(place):
 def test_answers_of_a_terminal_are_asked_again(place, monkeypatch):
     lines = ["maybe", *ANSWERS[:2], "number 80", "nothing", *ANSWERS[2:], "no"]
     stdin = io.StringIO("\n".join(lines) + "\n")
-    stdin.isatty = lambda: True  # type: ignore[method-assign]
+    stdin.isatty = lambda: True
     monkeypatch.setattr("sys.stdin", stdin)
     called = call("try", "people.csv", "--target", "outcome")
     assert called.exit_code == 0, called.output

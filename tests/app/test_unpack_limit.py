@@ -10,7 +10,6 @@ import io
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,29 +29,29 @@ MIB = 1 << 20
 UNPACKED = 64 * MIB
 
 
-def npz(path: Path) -> None:
+def npz(path):
     images = np.zeros(UNPACKED, np.uint8)
     np.savez_compressed(path, y=np.zeros(1, np.int64), x=images, train_images=images)
 
 
-def e2e(path: Path) -> None:
+def e2e(path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("e2e-dataset/trainset.csv", b"mr,ref\n" + bytes(UNPACKED))
 
 
-def tar(path: Path) -> None:
+def tar(path):
     with tarfile.open(path, "w:gz") as archive:
         entry = tarfile.TarInfo("UTKFace/1_0_0_1.jpg")
         entry.size = UNPACKED
         archive.addfile(entry, io.BytesIO(bytes(UNPACKED)))
 
 
-def text(path: Path) -> None:
+def text(path):
     with open_text(path) as file:
         file.read()
 
 
-FORMATS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
+FORMATS = {
     "npz": ("train.npz", npz, read_cifar),
     "npz of another set": ("path.npz", npz, read_medmnist),
     "idx": (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -34,8 +33,7 @@ from dpkfc.privacy.gaussian_pairs import gaussian_epsilon
 from tests.audit.integration import integrated_epsilon
 from tests.audit.sizes import FULL, size
 
-Point = tuple[float, float, int, float]  # q, noise multiplier, T, delta
-QUICK: list[Point] = [
+QUICK = [
     *itertools.product((1e-3, 1e-2, 0.1), (1.6, 3.0, 8.0), (100, 2000), (1e-5,)),
     (1.0, 8.0, 100, 1e-5),
     (1.0, 0.45, 2000, 1e-10),
@@ -56,7 +54,7 @@ LARGEST = (
 )
 
 
-def full_grid() -> list[Point]:
+def full_grid():
     """All combinations with an ε that is one, at three δ in turn, and at 1e-10 too where T = 1 or
     10⁵.
     """
@@ -74,12 +72,12 @@ GRID = full_grid() if FULL else QUICK
 GROUPS = sorted({(q, count) for q, _, count, _ in GRID})
 
 
-def grid_slack(count: int, delta: float) -> float:
+def grid_slack(count, delta):
     """What a grid of 1e-4 can add to ε: half a step of standard deviation a release."""
     return 0.5e-4 * math.sqrt(2 * count * math.log(1 / delta))
 
 
-def prv(q: float, noise: float, count: int, delta: float) -> float:
+def prv(q, noise, count, delta):
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
@@ -178,9 +176,7 @@ ABADI = [float(order) for order in range(2, 34)]  # the moments of Abadi et al. 
 BU = [1 + x / 10 for x in range(1, 100)] + [float(order) for order in range(11, 64)]
 
 
-def older_conversion(
-    q: float, noise: float, count: int, delta: float, orders: list[float]
-) -> float:
+def older_conversion(q, noise, count, delta, orders):
     """ε = min (RDP + log(1/δ) / (α - 1)), looser than the one in use (Abadi et al. 2016, Mironov
     2017).
     """
@@ -263,7 +259,7 @@ def test_epsilon_by_pld_is_monotonic(log_q, noise, log_count, log_delta, more):
     _check_order("pld", 10**log_q, noise, round(10**log_count), 10**log_delta, more)
 
 
-def _check_order(by: str, q: float, noise: float, count: int, delta: float, more: float) -> None:
+def _check_order(by, q, noise, count, delta, more):
     at = lambda q_, s, n, d: epsilon(Poisson(min(1.0, q_), 5).event(s), n, d, by)  # noqa: E731
     base = at(q, noise, count, delta)
     # from q < 1 to q = 1 RDP changes to another formula, and PLD to one without a grid: equal up to
@@ -339,7 +335,7 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch):
 # -- a disagreement stops a run before its first step ----------------------------------------------
 
 
-def claim_less_by_pld(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def claim_less_by_pld(monkeypatch, factor):
     found = privacy_loss_distribution.PrivacyLossDistribution.get_epsilon_for_delta
     kind = privacy_loss_distribution.PrivacyLossDistribution
     monkeypatch.setattr(
@@ -347,7 +343,7 @@ def claim_less_by_pld(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     )
 
 
-def claim_less_by_rdp(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def claim_less_by_rdp(monkeypatch, factor):
     found = rdp.compute_epsilon
     monkeypatch.setattr(rdp, "compute_epsilon", lambda *a: (factor * found(*a)[0], 2))
 
@@ -363,7 +359,7 @@ FAULTS = {
 }
 
 
-def build(plan, ledger: Path) -> Session:
+def build(plan, ledger):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Session(

@@ -38,14 +38,14 @@ GAUSSIAN_MU = {
 }
 
 
-def best_epsilon(without, with_) -> float:
+def best_epsilon(without, with_):
     """A lower bound on ε: one half of the scores chooses the threshold, the other half gives the
     bound.
     """
     return epsilon_lower(*best_threshold(without, with_, DELTA, ALPHA)[1], DELTA, ALPHA)
 
 
-def most_misses(runs: int, alpha: float) -> int:
+def most_misses(runs, alpha):
     """Misses that a bound of level alpha exceeds with a probability of 1e-9 at most."""
     return int(binom.isf(1e-9, runs, alpha))
 
@@ -175,7 +175,7 @@ def test_scores_that_cannot_be_judged_are_refused(scores):
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def reference_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+def reference_p_value(m, r, v, epsilon, delta):
     """The theorem written down term by term, with exact binomial coefficients."""
     q = math.exp(epsilon) / (1 + math.exp(epsilon))
     pmf = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
@@ -195,9 +195,7 @@ def test_the_p_value_of_one_run_is_that_of_the_theorem(delta):
                 )
 
 
-def guesses_of_response(
-    rng: np.random.Generator, epsilon: float, delta: float, r: int, runs: int
-) -> np.ndarray:
+def guesses_of_response(rng, epsilon, delta, r, runs):
     """Right guesses against randomised response of every coin, where all is told with probability
     δ.
     """

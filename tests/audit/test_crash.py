@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,7 +173,7 @@ def _quick():
         yield
 
 
-def _run_until(folder: Path, release: int, **changed: object) -> Path:
+def _run_until(folder, release, **changed):
     """A run that dies after a release; its last checkpoint is that of an even number before."""
     row = training_loop._row
 
@@ -220,20 +219,20 @@ def expected(tmp_path_factory):
     return passed
 
 
-def _lines(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
+def _lines(edit):
+    def damage(path):
         path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
 
     return damage
 
 
-def _flipped(path: Path) -> None:
+def _flipped(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
 
 
-def _of_another_plan(path: Path) -> None:
+def _of_another_plan(path):
     path.unlink()
     with Ledger.open(path, "f" * 64, {"certified": False, "rng": "repeatable"}):
         pass
@@ -288,27 +287,27 @@ def test_a_charged_release_that_was_not_kept_is_not_made_again(folder, expected)
     assert [row["step"] for row in verify(folder / "ledger.jsonl").releases] == [0, 1, 2, 2, 3, 4]
 
 
-def _same(found: dict, wanted: dict) -> None:
+def _same(found, wanted):
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in found)
 
 
 # -- files that change while a run goes on ---------------------------------------------------------
 
 
-def _unlinked(path: Path) -> None:
+def _unlinked(path):
     path.unlink()
 
 
-def _replaced(path: Path) -> None:
+def _replaced(path):
     path.with_name("copy").write_bytes(path.read_bytes())
     path.with_name("copy").replace(path)
 
 
-def _emptied(path: Path) -> None:
+def _emptied(path):
     path.write_bytes(b"")
 
 
-def _appended(path: Path) -> None:
+def _appended(path):
     with path.open("ab") as file:
         file.write(b"{}\n")
 

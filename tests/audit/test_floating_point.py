@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
@@ -30,10 +29,9 @@ from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
-from dpkfc.linalg.metric import Elementwise, Kronecker, Metric
+from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from tests.audit.blocks import (
     KINDS,
@@ -60,11 +58,11 @@ UNDER, OVER = (
 FLOATS = {"float32": torch.float32, "float64": torch.float64}
 
 
-def generator_of(*what: object) -> torch.Generator:
+def generator_of(*what):
     return torch.Generator().manual_seed(zlib.crc32(repr(what).encode()))
 
 
-def one_of(choices, generator: torch.Generator):
+def one_of(choices, generator):
     return choices[int(torch.randint(len(choices), (1,), generator=generator))]
 
 
@@ -74,7 +72,7 @@ def one_of(choices, generator: torch.Generator):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind, dtype, evidence):
-    worst: dict[str, float] = defaultdict(float)
+    worst = defaultdict(float)
     rounds, finite_norms = size(20, 1000), 0
     for i in range(rounds):
         generator = generator_of(kind, dtype, i)
@@ -156,7 +154,7 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch):
 # -- directed: what once went wrong, or easily could -----------------------------------------------
 
 
-def largest_share(block, bound: float, method: str | None = None) -> float:
+def largest_share(block, bound, method=None):
     got = clipped(block, None, method, bound, "flat")
     assert bool(torch.isfinite(got.total).all())
     return float(got.shares.max()) / bound
@@ -241,11 +239,11 @@ def test_norms_beyond_float32_count_nothing_or_the_clip(value):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind):
         super().__init__()
         self.cell, self.head = kind(4, 5, batch_first=True), nn.Linear(5, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.cell(x)[0].mean(1))
 
 
@@ -254,35 +252,35 @@ class SharedTable(nn.Module):
     are taken.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows):
         super().__init__()
         self.table, self.head = nn.Embedding(rows, 24), nn.Linear(24, rows, bias=False)
         self.head.weight = self.table.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(torch.tanh(self.table(ids))).mean(1)
 
 
 class Crosswise(nn.Module):
     """The linear layer of GPT-2, whose weight lies the other way."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         from transformers.pytorch_utils import Conv1D
 
         self.layer, self.head = Conv1D(6, 5), nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.layer(x)).mean(1))
 
 
-def only_the_bias() -> nn.Module:
+def only_the_bias():
     layer = nn.Linear(5, 4)
     layer.weight.requires_grad_(False)
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
 
 
-def standardised() -> nn.Module:
+def standardised():
     return nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3)
     )
@@ -313,10 +311,9 @@ CLIPS = (
     Clip(0.5, "normalised"),
     Clip(0.5, "automatic"),
 )
-Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
-def model_in(name: str, kind: str) -> tuple[nn.Module, tuple[Tensor, Tensor], Loss]:
+def model_in(name, kind):
     """A model with weights of a type, six examples of sizes from 1e-30 to 1e30 (the last holds a
     NaN), and its loss.
     """
@@ -331,7 +328,7 @@ def model_in(name: str, kind: str) -> tuple[nn.Module, tuple[Tensor, Tensor], Lo
         x = (x.double() * spread.view(-1, *[1] * (x.dim() - 1))).to(dtype)
         x[-1].view(-1)[0] = math.nan
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         with torch.autocast("cpu", getattr(torch, kind.split()[-1]), enabled="autocast" in kind):
             logits = model(batch[0]).to(torch.promote_types(dtype, torch.float32))
         return F.cross_entropy(logits, batch[1], reduction="none") * 10.0 ** (batch[1] * 8.0 - 4)
@@ -339,7 +336,7 @@ def model_in(name: str, kind: str) -> tuple[nn.Module, tuple[Tensor, Tensor], Lo
     return model, (x, y), loss
 
 
-def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.dtype) -> Metric:
+def in_type(metric, layers, metric_kind, dtype):
     """A metric in the type in which norms are taken; that of a grouped convolution is one for every
     group, that of a computed weight elementwise.
     """
@@ -369,9 +366,7 @@ def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.
     return {name: cast(entry) for name, entry in found.items()}
 
 
-def shares_of(
-    model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss, metric: Metric, clip: Clip
-) -> tuple[Tensor, bool]:
+def shares_of(model, batch, loss, metric, clip):
     """Length of the sum of every example alone, in float64, and whether the sum of all is
     finite.
     """
@@ -391,7 +386,7 @@ def shares_of(
     return torch.stack([x.norm() for x in found[:-1]]), bool(torch.isfinite(found[-1]).all())
 
 
-def _quick(name: str, kind: str) -> bool:
+def _quick(name, kind):
     """One pair in six, in float32 one in two."""
     return zlib.crc32((name + kind).encode()) % 12 < (6 if kind == "float32" else 2)
 

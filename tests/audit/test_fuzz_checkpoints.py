@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ FILES = (
 )
 
 
-def _session(ledger: Path, optimizer: str = "SGD") -> Session:
+def _session(ledger, optimizer="SGD"):
     plan = PrivacyConfig(
         expected_batch_size=8,
         steps=6,
@@ -85,7 +84,7 @@ def damaged(saved, tmp_path):
     }
     folder = tmp_path / "checkpoint"
     shutil.copytree(saved / "checkpoint", folder)
-    last: list[str] = []
+    last = []
 
     def put(files):
         for name in last:
@@ -100,7 +99,7 @@ def damaged(saved, tmp_path):
     return put
 
 
-def _fitting(manifest: Any, folder: Path, changed: dict[str, bytes]) -> bytes:
+def _fitting(manifest, folder, changed):
     """The manifest with hashes that fit, as a program would forge it."""
     manifest = (
         {name: value for name, value in manifest.items() if name != "digest"}
@@ -132,7 +131,7 @@ def test_damaged_checkpoints(session, damaged, saved, evidence):
     tally.check(evidence, "checkpoints, bytes", 100)
 
 
-def _same_content(tally: Tally) -> int:
+def _same_content(tally):
     """White space in the manifest means nothing."""
     return tally.inputs // 50
 

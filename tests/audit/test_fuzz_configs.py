@@ -4,15 +4,12 @@ or one line.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +22,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_plan, settle
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.run_config import SETTINGS, RunConfig, make_config
+from dpkfc.app.run_config import SETTINGS, make_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import ConfigError, read_toml
@@ -59,19 +56,19 @@ def _light(monkeypatch, tmp_path):
 
 
 def _calibrated(
-    epsilon: float,
-    delta: float,
-    make_event: Callable[[float], object],
-    count: int,
-    *_: Any,
-    **__: Any,
-) -> float:
+    epsilon,
+    delta,
+    make_event,
+    count,
+    *_,
+    **__,
+):
     check_target(epsilon, delta)
     make_event(noise := max(0.1, 0.1 * count**0.5 / epsilon))
     return noise
 
 
-def _prepared(config: RunConfig, **_: object) -> object:
+def _prepared(config, **_):
     """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation,
     learning rate.
     """
@@ -86,11 +83,11 @@ def _prepared(config: RunConfig, **_: object) -> object:
 
 
 @functools.cache
-def _model() -> Any:
+def _model():
     return find_recipe("digits").model(0)
 
 
-def _files() -> list[bytes]:
+def _files():
     shipped = [path.read_bytes() for path in Path(images.__file__).parent.glob("*.toml")]
     replay = [
         to_toml(run_config({"recipe": "digits", "method": method, "public_data": "x"})).encode()
@@ -143,7 +140,7 @@ def test_damaged_configs_of_run_folders(tmp_path, evidence):
     tally.check(evidence, "run folders, config", 100)
 
 
-def _value(rng: random.Random, field: dataclasses.Field[Any]) -> Any:
+def _value(rng, field):
     """Now a value that fits its type, now anything."""
     kind, roll = str(field.type), rng.random()
     if field.metadata.get("choices", ()) and roll < 0.7:
@@ -256,7 +253,7 @@ WORDS = [
     "1x8x8",
     "-1,2",
 ]
-COMMANDS: dict[tuple[str, ...], list[str]] = {
+COMMANDS = {
     ("train",): [
         *(f"--{name.replace('_', '-')}" for name in FIELDS),
         "--config",
@@ -305,7 +302,7 @@ GOOD = {
 }
 
 
-def _judged(arguments: list[str]) -> None:
+def _judged(arguments):
     """A mistake is one line on stderr and exit code 2, and never a surprise of the program's
     own.
     """

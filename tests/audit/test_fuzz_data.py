@@ -8,8 +8,6 @@ import functools
 import gzip
 import io
 import zipfile
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,13 +35,13 @@ def _no_pickle(monkeypatch):
     yield
 
 
-def _images(count: int = 3) -> np.ndarray:
+def _images(count=3):
     return np.random.default_rng(0).integers(0, 256, (count, 4, 4), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_damaged_idx_files(tmp_path, packed, evidence):
-    wrap: Callable[[bytes], bytes] = gzip.compress if packed else bytes
+    wrap = gzip.compress if packed else bytes
     seeds = [idx_bytes(_images()), idx_bytes(np.arange(5)), idx_bytes(_images(0)), PICKLE]
     inner, outer = Mutator(seeds, 1), Mutator([wrap(seed) for seed in seeds], 2)
     tally, path = Tally(), tmp_path / f"images{'.gz' if packed else ''}"
@@ -75,13 +73,13 @@ def test_idx_files_of_any_shape(tmp_path, evidence):
     tally.check(evidence, "IDX files, any shape", 40)
 
 
-def _npz(**arrays: Any) -> bytes:
+def _npz(**arrays):
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
 
 
-def _zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+def _zip(members, method=zipfile.ZIP_STORED):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         for name, content in members.items():
@@ -89,7 +87,7 @@ def _zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-def _npy(array: np.ndarray) -> bytes:
+def _npy(array):
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()

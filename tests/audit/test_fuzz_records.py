@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import random
-from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import pyarrow as pa
@@ -44,14 +42,14 @@ def _light(monkeypatch):
     yield
 
 
-def _ledger(path: Path, event: Any = EVENT) -> bytes:
+def _ledger(path, event=EVENT):
     with Ledger.open(path, PLAN, HEADER) as ledger:
         for step in range(4):
             ledger.charge(step, event, 1.5, 3.0, 2.0)
     return path.read_bytes()
 
 
-def _card(path: Path) -> dict[str, Any]:
+def _card(path):
     heads = verify(path).heads
     return {
         "ledger": {"file": path.name, "releases": 4, "head": heads[4]},
@@ -59,7 +57,7 @@ def _card(path: Path) -> dict[str, Any]:
     }
 
 
-def _use(path: Path) -> None:
+def _use(path):
     """Everything that reads a ledger; a refusal by one must not hide what another does."""
     refusal = None
     for act in (
@@ -75,7 +73,7 @@ def _use(path: Path) -> None:
         raise refusal
 
 
-def chained(lines: list[Any]) -> bytes:
+def chained(lines):
     """A ledger whose hashes fit, whatever its lines hold: as a program would forge it."""
     written, head = [], ""
     for number, line in enumerate(lines):
@@ -134,7 +132,7 @@ def test_damaged_cards(tmp_path, evidence):
     tally.check(evidence, "privacy cards", 300)
 
 
-def _dumped(value: Any) -> bytes:
+def _dumped(value):
     try:
         return json.dumps(value).encode()
     except (RecursionError, ValueError):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from dpkfc.audit.membership import compute_losses, infer_membership, infer_membership_from_losses
@@ -22,7 +22,7 @@ from tests.audit.sizes import size
 DELTA, N = 1e-5, size(600, 2000)
 
 
-def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def examples(count, seed):
     """Classes that cannot be told from the inputs fully, so that there is something to learn by
     heart.
     """
@@ -31,12 +31,12 @@ def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] + torch.randn(count, generator=generator) > 0).long()
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(20, 200), nn.ReLU(), nn.Dropout(0.1), nn.Linear(200, 2))
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def loss(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 

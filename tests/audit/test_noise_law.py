@@ -4,12 +4,9 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from dpkfc.audit import noise_tests as law
 from dpkfc.audit.findings import select_failed
@@ -21,10 +18,9 @@ from tests.injected_bugs.subjects import vectors
 
 RELEASES, WIDTH = 60, size(4_000, 40_000)
 PARTS = {"a.weight": WIDTH - 10, "a.bias": 7, "gain": 3}
-Releases = NDArray[np.float64]
 
 
-def sample_noise(seed: int = 0) -> Releases:
+def sample_noise(seed=0):
     return np.random.default_rng(seed).standard_normal((RELEASES, WIDTH))
 
 
@@ -33,22 +29,22 @@ def test_normal_numbers_pass(seed):
     assert not select_failed(judge_noise(list(sample_noise(seed)), PARTS))
 
 
-def block_repeated(z: Releases) -> Releases:
+def block_repeated(z):
     z[:, 900:1200] = z[:, 100:400]
     return z
 
 
-def release_repeated(z: Releases) -> Releases:
+def release_repeated(z):
     z[41] = z[7]
     return z
 
 
-def halves_alike(z: Releases) -> Releases:
+def halves_alike(z):
     z[:, WIDTH // 2 :] = z[:, : WIDTH // 2]
     return z
 
 
-def following(z: Releases) -> Releases:
+def following(z):
     """Each release holds a twentieth of the one before: too little to show in a pair."""
     rho = 0.05
     for k in range(1, len(z)):
@@ -56,15 +52,15 @@ def following(z: Releases) -> Releases:
     return z
 
 
-def silent(where: tuple[slice | int, slice | int]) -> Callable[[Releases], Releases]:
-    def change(z: Releases) -> Releases:
+def silent(where):
+    def change(z):
         z[where] = 0.0
         return z
 
     return change
 
 
-WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
+WRONG = {
     "97.5 % of the noise": (lambda z: 0.975 * z, "noise scale"),
     "102.5 % of the noise": (lambda z: 1.025 * z, "noise scale"),
     "a mean": (lambda z: z + 0.02, "noise mean"),
@@ -102,7 +98,7 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch):
     """A few releases behind the checkpoint are lost; those that follow it are compared with
     them.
     """
-    seen: list[int] = []
+    seen = []
     real = judge_noise
 
     def judged(releases, parts, rate):
@@ -111,7 +107,7 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch):
         return real(releases, parts, rate)
 
     monkeypatch.setattr(law, "judge_noise", judged)
-    progress: list[tuple[int, int]] = []
+    progress = []
     assert not select_failed(
         check_noise(vectors(), steps=24, progress=lambda done, of: progress.append((done, of)))
     )

@@ -4,13 +4,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from dpkfc.audit.findings import Finding, select_failed
+from dpkfc.audit.findings import select_failed
 from dpkfc.audit.noise_samples import (
     check_granularity,
     check_repeats,
@@ -25,17 +22,17 @@ from tests.injected_bugs.subjects import STEPS, vectors
 
 RELEASES, WIDTH = 120, 2_500
 SINGLE = float(np.finfo(np.float32).eps)
-Samples = NDArray[np.float64]
 
 
-def sample(dtype: str = "float32") -> Samples:
+def sample(dtype="float32"):
     stream = NoiseStream.secure()
     return np.stack(
         [stream.normal(WIDTH, step, dtype).astype(np.float64) for step in range(RELEASES)]
     )
 
 
-def judge(z: Samples, rate: float = collision_rate(SINGLE)) -> list[Finding]:
+def judge(z, rate=None):
+    rate = rate or collision_rate(SINGLE)
     return [check_tails(z), check_granularity(z, rate), check_repeats(z), check_windows(z)]
 
 
@@ -53,34 +50,34 @@ def test_a_declared_grid_passes_and_a_grid_sixteen_times_coarser_fails(power):
     assert not check_granularity(np.rint(z / grid / 16) * grid * 16, rate).passed
 
 
-def cut_one_side(z: Samples) -> Samples:
+def cut_one_side(z):
     return np.minimum(z, 3.5)
 
 
-def lengthen_the_tails(z: Samples) -> Samples:
+def lengthen_the_tails(z):
     return np.where(np.abs(z) > 3.5, 1.4 * z, z)
 
 
-def repeat_at_an_offset(z: Samples) -> Samples:
+def repeat_at_an_offset(z):
     z[110, 700:900] = z[3, 50:250]
     return z
 
 
-def repeat_with_the_other_sign(z: Samples) -> Samples:
+def repeat_with_the_other_sign(z):
     z[110] = -z[9]
     return z
 
 
-def weaken_late(z: Samples) -> Samples:
+def weaken_late(z):
     z[110:] *= 0.95
     return z
 
 
-def weaken_slowly(z: Samples) -> Samples:
+def weaken_slowly(z):
     return z * np.linspace(1.05, 0.95, len(z))[:, None]
 
 
-FAULTS: list[tuple[Callable[[Samples], Samples], str]] = [
+FAULTS = [
     (cut_one_side, "noise tails"),
     (lengthen_the_tails, "noise tails"),
     (lambda z: z.astype(np.float16).astype(np.float64), "noise granularity"),
@@ -101,7 +98,7 @@ def test_a_repeat_is_reported_with_its_steps():
 
 
 def test_a_run_draws_the_noise_of_every_step_of_the_plan():
-    steps: list[tuple[int, int]] = []
+    steps = []
     findings = check_run_noise(
         vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of))
     )

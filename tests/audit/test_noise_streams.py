@@ -8,7 +8,6 @@ of test mode are fixed; those of the operating system are judged at 1e-9 a check
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,7 @@ NUMBERS = STEPS * D
 GRANULARITY = "noise granularity"
 BETWEEN, INSIDE = "no repetition between releases", "no repetition inside a release"
 # A wrong law, and the check that must reject it; more of them are in test_noise_law.py.
-PLANTED: dict[str, tuple[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]]] = {
+PLANTED = {
     "98 % of the scale": ("noise scale", lambda g, z: 0.98 * z),
     "a mean of 1 %": ("noise mean", lambda g, z: z + 0.01),
     "20 degrees of freedom": ("noise tails", lambda g, z: g.standard_t(20, z.shape) * 0.9**0.5),
@@ -52,7 +51,7 @@ PLANTED: dict[str, tuple[str, Callable[[np.random.Generator, np.ndarray], np.nda
 }
 
 
-def judge(z: np.ndarray, layers: tuple[int, ...] = (), dtype: str = "float64") -> set[str]:
+def judge(z, layers=(), dtype="float64"):
     """Return the checks of the audit that these releases fail, each over its standard deviation.
 
     Args:
@@ -67,19 +66,19 @@ def judge(z: np.ndarray, layers: tuple[int, ...] = (), dtype: str = "float64") -
     return {finding.check for finding in select_failed(findings)}
 
 
-def judge_streams(*streams: np.ndarray) -> set[str]:
+def judge_streams(*streams):
     """Return the checks that streams fail as one long release: they correlate at no shift."""
     return judge(np.concatenate([stream.ravel() for stream in streams])[None])
 
 
-def _mixed_halves(z: np.ndarray) -> np.ndarray:
+def _mixed_halves(z):
     half = 4000  # the second 4000 numbers of a row carry 5 % of the first
     z = z.copy()
     z[:, half : 2 * half] = 0.05 * z[:, :half] + (1 - 0.05**2) ** 0.5 * z[:, half : 2 * half]
     return z
 
 
-def stream_table(stream: NoiseStream, dtype: str = "float64", steps: int = STEPS) -> np.ndarray:
+def stream_table(stream, dtype="float64", steps=STEPS):
     return np.stack([stream.normal(D, step, dtype) for step in range(steps)])
 
 
@@ -163,20 +162,18 @@ def test_the_mechanism_adds_noise_of_the_planned_scale(noise, evidence):
 # -- whole sessions --------------------------------------------------------------------------------
 
 
-def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def loss_fn(model, batch):
     return ((model(batch[0]) - batch[1]) ** 2).sum(1)
 
 
-def run(
-    folder: Path | None, steps: int, *, stop: int = 0, resume: bool = False, **settings: object
-) -> np.ndarray:
+def run(folder, steps, *, stop=0, resume=False, **settings):
     """Standardised releases `[steps, d]` of a session whose examples have no gradient; about a
     third of its batches are empty.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 180, bias=False), nn.Linear(180, 40, bias=False)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    handed: list[np.ndarray] = []
+    handed = []
     optimizer.register_step_pre_hook(
         lambda *_: handed.append(
             np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
@@ -223,7 +220,7 @@ def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path, evidence):
     evidence("noise", "resumed session and another one", numbers=60 * first.shape[1])
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
+def _rank(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)

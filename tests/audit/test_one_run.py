@@ -8,19 +8,18 @@ import functools
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 import dpkfc.release_pipeline
 from dpkfc.audit.listener import Listener
 from dpkfc.audit.one_run import audit_one_run, judge_canaries, plan_for_canaries
 from dpkfc.audit.run_canaries import PlantedCanaries
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Elementwise, Kronecker
@@ -35,7 +34,7 @@ PROBE = WhiteNoise((32,))
 FEATURES = 32
 
 
-def examples(count: int = EXAMPLES) -> tuple[Tensor, Tensor]:
+def examples(count=EXAMPLES):
     generator = torch.Generator().manual_seed(0)
     x, teacher = (
         torch.randn(count, FEATURES, generator=generator),
@@ -44,7 +43,7 @@ def examples(count: int = EXAMPLES) -> tuple[Tensor, Tensor]:
     return x, (x @ teacher).argmax(1)
 
 
-def network(width: int = 64) -> nn.Module:
+def network(width=64):
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(FEATURES, width),
@@ -55,16 +54,16 @@ def network(width: int = 64) -> nn.Module:
     )
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def loss(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def settings(**options: Any) -> PrivacyConfig:
+def settings(**options):
     given = {"expected_batch_size": BATCH, "steps": STEPS, "test_mode_seed": 3} | options
     return PrivacyConfig(**given)
 
 
-def audit(plan: Plan, width: int = 64, lr: float = 0.3, **options: Any):
+def audit(plan, width=64, lr=0.3, **options):
     model = network(width)
     given = {"canaries": CANARIES, "seed": 1} | options
     return audit_one_run(
@@ -72,7 +71,7 @@ def audit(plan: Plan, width: int = 64, lr: float = 0.3, **options: Any):
     )
 
 
-def record(evidence, row: str, result, **more: Any) -> None:
+def record(evidence, row, result, **more):
     evidence("one-run", row, **result.describe() | more)
 
 
@@ -80,7 +79,7 @@ def record(evidence, row: str, result, **more: Any) -> None:
 
 # about ε = 4 in so many steps at this rate; the claim is what the accountant says
 NOISE = size(1.4, 1.9)
-METHODS: dict[str, dict[str, Any]] = {
+METHODS = {
     "DP-SGD": {},
     "DP-KFC": {"preconditioner": KFAC(sides="both", probe=PROBE, every=7)},
     "DP-NGD": {
@@ -95,7 +94,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def claimed_by_poisson() -> float:
+def claimed_by_poisson():
     """What the accountant says of the noise above; the same for every method, which is the point of
     them.
     """
@@ -167,7 +166,7 @@ def test_mislabelled_canaries_catch_a_run_that_learns_by_heart(evidence):
 # -- the training is the user's --------------------------------------------------------------------
 
 
-def run(session: Session, loss_fn: Any) -> None:
+def run(session, loss_fn):
     with session:
         for batch in session.batches():
             session.step(batch, loss_fn)
@@ -192,7 +191,7 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
     """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs,
     their number in one of 18.
     """
-    seen: list[np.ndarray] = []
+    seen = []
 
     class Noted(PlantedCanaries):
         def __init__(self, *args, **options):
@@ -223,15 +222,15 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
 class Sequences(nn.Module):
     """A linear layer over positions."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner, self.head = nn.Linear(5, 12, bias=False), nn.Linear(12, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.inner(x)).mean(1))
 
 
-def pictures() -> nn.Module:
+def pictures():
     return nn.Sequential(
         nn.Conv2d(2, 7, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(7 * 16, 3)
     )
@@ -245,9 +244,7 @@ CASES = {
 }
 
 
-def planted_in(
-    case: str, coins: np.ndarray, config: PrivacyConfig | None = None
-) -> tuple[nn.Module, PlantedCanaries, Plan]:
+def planted_in(case, coins, config=None):
     build, shape, layer = CASES[case]
     torch.manual_seed(1)
     model = build().double()
@@ -261,7 +258,7 @@ def planted_in(
     )
 
 
-def gradient(model: nn.Module, planted: PlantedCanaries, row: int) -> dict[str, Tensor]:
+def gradient(model, planted, row):
     """Of one row of the dataset, by plain autograd."""
     batch = tuple(x[row : row + 1] for x in planted.dataset)
     names, parameters = zip(*model.named_parameters(), strict=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import dpkfc.release_pipeline
 from dpkfc.audit.contributions import check_contributions
@@ -209,7 +209,7 @@ def test_what_two_sessions_leave_behind_is_compared():
 # -- a whole run, recorded and replayed on neighbouring data ---------------------------------------
 
 
-def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
+def record_run(subject, absent, monkeypatch, frozen=None):
     """Train as a user does, and return what reached the noise, what left it, events and weights.
 
     The method of Re:cord-play (arXiv:2602.17454): of a second run on neighbouring data, the noise
@@ -234,7 +234,7 @@ def record_run(subject, absent: int, monkeypatch, frozen: list | None = None):
         )
         return answer
 
-    def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    def losses(model, batch):
         return subject.loss_fn(model, batch[:-1]) * (batch[-1] != absent)
 
     model = subject.model()

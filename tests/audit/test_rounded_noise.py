@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.privacy.accounting import epsilon
@@ -35,14 +34,14 @@ from tests.mutation_cases import WIDTH, B, N, kfac, loss_fn, net, session
 FLOATS = [torch.float32, torch.float64]
 
 
-def normal_of(seed: int, step: int = 0):
+def normal_of(seed, step=0):
     stream = NoiseStream.repeatable(seed)
     return lambda size, dtype: torch.from_numpy(
         stream.normal(size, step, str(dtype).removeprefix("torch."))
     )
 
 
-def on_grid(x: Tensor, grid: float) -> bool:
+def on_grid(x, grid):
     steps = x.double() / grid
     return bool((steps == steps.round()).all())
 
@@ -158,7 +157,7 @@ def test_zero_has_one_sign_whatever_the_sum_was():
 # -- its law ---------------------------------------------------------------------------------------
 
 
-def two_sided(z: Tensor, stddev: float) -> float:
+def two_sided(z, stddev):
     law, total = stats.chi2(z.numel()), float((z.double() / stddev).square().sum())
     return 2 * min(law.cdf(total), law.sf(total))
 
@@ -202,14 +201,14 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype, evidence):
 # -- the attack on low bits ------------------------------------------------------------------------
 
 
-def outputs(kind: str, dtype: torch.dtype, x: float, trials: int, numbers: int = 1) -> Tensor:
+def outputs(kind, dtype, x, trials, numbers=1):
     """Secure releases of `numbers` equal entries x, times the divisor `[trials, numbers]`; C = 1, σ
     = 1.
     """
     stream = NoiseStream.secure()
     tensors = {"w": torch.full((trials, numbers), x, dtype=dtype)}
 
-    def normal(count: int, wanted: torch.dtype) -> Tensor:
+    def normal(count, wanted):
         return torch.from_numpy(stream.normal(count, 0, str(wanted).removeprefix("torch.")))
 
     if kind == "gaussian":
@@ -300,7 +299,7 @@ def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(eviden
 # -- plans -----------------------------------------------------------------------------------------
 
 
-def rounded(noise: float = 1.0, **settings: object) -> Plan:
+def rounded(noise=1.0, **settings):
     return PrivacyConfig(
         **{"expected_batch_size": 8, "steps": 4, "noise": "rounded", **settings}
     ).with_noise(noise, 1e-5, 1000)
@@ -338,7 +337,7 @@ GEP_SETTINGS = {
 }
 
 
-def small(kind: str = "rounded", **settings: object) -> Plan:
+def small(kind="rounded", **settings):
     values = {"expected_batch_size": B, "steps": 6, "test_mode_seed": 5, "noise": kind, **settings}
     return PrivacyConfig(**values).with_noise(1.0, 1e-3, N)
 

@@ -8,8 +8,6 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,6 @@ from dpkfc.audit.sampler_tests import (
     compute_p_values,
     draw_batches,
 )
-from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.data.units import Units
 from dpkfc.distributed.context import DistributedContext
@@ -38,27 +35,26 @@ SHIPPED = {
     "truncated_poisson": {"sampler": "truncated_poisson", "max_batch_size": 24},
     "fixed": {"sampler": "fixed"},
 }
-Draw = Callable[[int, np.random.Generator], np.ndarray]
 
 
-def plan(n: int = N, b: int = B, **settings) -> Plan:
+def plan(n=N, b=B, **settings):
     return PrivacyConfig(expected_batch_size=b, steps=10, **settings).with_noise(1.0, 1e-5, n)
 
 
-def law(n: int = N, b: int = B, **settings) -> SizeDistribution:
+def law(n=N, b=B, **settings):
     return SizeDistribution.from_event(plan(n, b, **settings).event, n)
 
 
-def sample_batches(draw: Draw, steps: int = 3000, seed: int = 3) -> list[np.ndarray]:
+def sample_batches(draw, steps=3000, seed=3):
     generator = np.random.default_rng(seed)
     return [draw(step, generator) for step in range(steps)]
 
 
-def alarms(values: dict[str, float]) -> set[str]:
+def alarms(values):
     return {name for name, p in values.items() if p < ALPHA}
 
 
-def worst(values: dict[str, float]) -> dict[str, float | str]:
+def worst(values):
     name = min(values, key=values.__getitem__)
     return {"least_p": values[name], "at": name, "tests": len(values)}
 
@@ -146,41 +142,41 @@ def test_units_are_drawn_and_their_records_uniformly(evidence):
 # -- impostors -------------------------------------------------------------------------------------
 
 
-def shuffled(step: int, generator: np.random.Generator) -> np.ndarray:
+def shuffled(step, generator):
     stream = SamplingStream.repeatable(1)
     return Shuffle(B, N).indices(step, stream.generator(step, N // B))
 
 
-def without(banned: int) -> Draw:
+def without(banned):
     return lambda step, g: (lambda b: b[b != banned])(Poisson(B / N, N).indices(step, g))
 
 
-def twice_as_often(step: int, g: np.random.Generator) -> np.ndarray:
+def twice_as_often(step, g):
     return np.flatnonzero(g.random(N) < np.where(np.arange(N) == 7, 2, 1) * B / N)
 
 
-def never_empty(step: int, g: np.random.Generator) -> np.ndarray:
+def never_empty(step, g):
     batch = Poisson(0.1, 20).indices(step, g)
     return batch if batch.size else g.choice(20, 1)
 
 
-def redraw_when_empty(step: int, g: np.random.Generator) -> np.ndarray:
+def redraw_when_empty(step, g):
     while not (batch := Poisson(0.1, 20).indices(step, g)).size:
         pass
     return batch
 
 
-def blocks(step: int, g: np.random.Generator) -> np.ndarray:
+def blocks(step, g):
     return np.flatnonzero(np.repeat(g.random(N // 4) < B / N, 4))
 
 
-def partners(step: int, g: np.random.Generator) -> np.ndarray:
+def partners(step, g):
     """Pairs (i, i + 500) come together or not at all, in as many batches as they should."""
     half = np.flatnonzero(g.random(N // 2) < B / N)
     return np.concatenate([half, half + N // 2])
 
 
-def exclusive(step: int, g: np.random.Generator) -> np.ndarray:
+def exclusive(step, g):
     """Of the neighbours 2i and 2i + 1 never both; the size has nearly the right law."""
     which = g.random(N // 2) / (B / N)
     return np.sort(
@@ -190,25 +186,25 @@ def exclusive(step: int, g: np.random.Generator) -> np.ndarray:
     )
 
 
-def same_parity(step: int, g: np.random.Generator) -> np.ndarray:
+def same_parity(step, g):
     """The size of a Poisson batch, all of it from the even or all of it from the odd examples."""
     count = g.binomial(N, B / N)
     return np.sort(2 * g.choice(N // 2, count, replace=False) + g.integers(2))
 
 
-def with_replacement(step: int, g: np.random.Generator) -> np.ndarray:
+def with_replacement(step, g):
     return np.sort(g.integers(N, size=g.binomial(N, B / N)))
 
 
-def drifting(step: int, g: np.random.Generator) -> np.ndarray:
+def drifting(step, g):
     return Poisson(B / N * (1 + 0.3 * np.sin(step / 300)), N).indices(step, g)
 
 
-def first_ones_kept(step: int, g: np.random.Generator) -> np.ndarray:
+def first_ones_kept(step, g):
     return Poisson(B / N, N).indices(step, g)[:21]
 
 
-def repeated_now_and_then(batches: list[np.ndarray]) -> list[np.ndarray]:
+def repeated_now_and_then(batches):
     """One batch in forty is an earlier one, a thousand steps later."""
     return [batches[i - 1000] if i >= 1000 and i % 40 == 0 else b for i, b in enumerate(batches)]
 
@@ -219,7 +215,7 @@ POISSON, TRUNCATED, FIXED = (
     law(sampler="fixed"),
 )
 TINY = law(20, 2)
-IMPOSTORS: dict[str, tuple[SizeDistribution, Callable[[], list[np.ndarray]], str]] = {
+IMPOSTORS = {
     "fixed size posing as Poisson": (
         POISSON,
         lambda: sample_batches(FixedSize(B, N).indices),

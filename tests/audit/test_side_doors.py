@@ -22,21 +22,18 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.app import prepare as app_prepare
 from dpkfc.app import train as recipe_train
 from dpkfc.app.metrics import not_private
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 from dpkfc.verification.check import Verdict
 from tests.app.accounting import remembered
@@ -49,10 +46,8 @@ from tests.audit.worlds import (
     VICTIM,
     WIDTH,
     B,
-    Plant,
     Seen,
     Task,
-    Work,
     blind,
     examples,
     freeze,
@@ -95,7 +90,7 @@ def _collector():
     gc.unfreeze()
 
 
-def is_allowed(difference: str) -> bool:
+def is_allowed(difference):
     """One of the private figures in the place it is marked in, or working state that stays in the
     process.
     """
@@ -112,10 +107,10 @@ def is_allowed(difference: str) -> bool:
     )
 
 
-_lived: dict[str, Seen] = {}
+_lived = {}
 
 
-def base(name: str, folder: Path) -> Seen:
+def base(name, folder):
     """The world without a change, lived once."""
     if name not in _lived:
         _lived[name] = live(TASKS[name], folder / "base")
@@ -177,13 +172,11 @@ QUICK = {
 QUICK |= {"every": 2, "evaluate_every": 1}
 
 
-def recipe_world(
-    folder: Path, method: str, neighbour: str | None, victim: int = 7
-) -> tuple[Seen, list[str], dict[str, Any]]:
+def recipe_world(folder, method, neighbour, victim=7):
     """(what a run of `dpkfc train` leaves, what its progress bar was told, its card)."""
     recipe, told = find_recipe("digits"), list[str]()
 
-    def load(folder: str | None) -> Any:
+    def load(folder):
         found = recipe.load(folder)
         few = tuple(x[:60].clone() for x in found.train)
         if neighbour is not None:
@@ -195,7 +188,7 @@ def recipe_world(
         patched.setattr(app_prepare, "recipe_of", lambda config: replace(recipe, load=load))
         advance = recipe_train.TrainingProgress.advance
 
-        def spied(self: Any, **figures: Any) -> None:
+        def spied(self, **figures):
             told.append(figures)
             advance(self, **figures)
 
@@ -273,7 +266,7 @@ def test_every_private_figure_is_marked_where_it_is_made():
 # -- the interface of Opacus, which releases elsewhere ---------------------------------------------
 
 
-def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
+def engine_world(neighbour, victim=VICTIM):
     from dpkfc.integrations.opacus import PrivacyEngine
 
     data = examples()
@@ -327,11 +320,11 @@ def test_scripts_of_opacus_have_no_side_door_either(neighbour):
 class Remembers(nn.Module):
     """A running mean of what it is shown."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.no_grad():
             self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         return x
@@ -342,32 +335,32 @@ class Caches(nn.Module):
 
     largest = 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.largest = max(self.largest, float(x.abs().max()))
         return x
 
 
-def unguarded(patched: pytest.MonkeyPatch) -> None:
+def unguarded(patched):
     """What keeps a forward pass from leaving anything in the model is taken out."""
     patched.setattr("dpkfc.gradients.clipped_sum.own_pass", lambda model: nullcontext())
     patched.setattr("dpkfc.loss_check.check_on_public_rows", lambda *args, **kwargs: Verdict())
 
 
-def no_work(patched: pytest.MonkeyPatch) -> None:
+def no_work(patched):
     unguarded(patched)
 
 
-def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
+def filter_of_sums(patched):
     """A filter whose state is fed the clipped sum at its first step, in the last bits."""
     release, apply = Session._release, PostprocessPipeline.apply
-    first: list[Tensor] = []
+    first = []
 
-    def keeping(self: Session, clipped: ClippedSum) -> Released:
+    def keeping(self, clipped):
         if not first:
             first.append(1e-9 * sum(x.sum() for x in clipped.tensors.values()))
         return release(self, clipped)
 
-    def leaky(self: PostprocessPipeline, *args: Any, **options: Any) -> Released:
+    def leaky(self, *args, **options):
         found = apply(self, *args, **options)
         self._states = [{key: x + first[0] for key, x in state.items()} for state in self._states]
         return found
@@ -376,11 +369,11 @@ def filter_of_sums(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(PostprocessPipeline, "apply", leaky)
 
 
-def release_of_sums(patched: pytest.MonkeyPatch) -> None:
+def release_of_sums(patched):
     """A release that lets one part in 1e12 of the sum past the noise."""
     current = blind
 
-    def leaky(clipped: ClippedSum, *rest: Any) -> Released:
+    def leaky(clipped, *rest):
         found = current(clipped, *rest)
         return replace(
             found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()}
@@ -389,15 +382,15 @@ def release_of_sums(patched: pytest.MonkeyPatch) -> None:
     patched.setattr("dpkfc.release_pipeline.release", leaky)
 
 
-def learning_rate_of_norms(patched: pytest.MonkeyPatch) -> Work:
-    def work(session: Session, batch: Any, records: list[Any]) -> None:
+def learning_rate_of_norms(patched):
+    def work(session, batch, records):
         session.optimizer.param_groups[0]["lr"] = 0.05 / (1 + records[-1].median_norm)
 
     return work
 
 
-def logged_loss(patched: pytest.MonkeyPatch) -> Work:
-    def work(session: Session, batch: Any, records: list[Any]) -> None:
+def logged_loss(patched):
+    def work(session, batch, records):
         logging.getLogger("dpkfc.session").debug(
             "clipped %.6f of the batch", records[-1].median_norm
         )
@@ -405,10 +398,10 @@ def logged_loss(patched: pytest.MonkeyPatch) -> Work:
     return work
 
 
-def noted_in_the_checkpoint(patched: pytest.MonkeyPatch) -> Work:
+def noted_in_the_checkpoint(patched):
     """A running mean of a private figure, kept with the optimizer."""
 
-    def work(session: Session, batch: Any, records: list[Any]) -> None:
+    def work(session, batch, records):
         session.optimizer.param_groups[0]["norms"] = sum(
             record.median_norm for record in records
         ) / len(records)
@@ -416,16 +409,16 @@ def noted_in_the_checkpoint(patched: pytest.MonkeyPatch) -> Work:
     return work
 
 
-_museum: list[Tensor] = []
+_museum = []
 
 
-def keep_gradients(patched: pytest.MonkeyPatch) -> None:
+def keep_gradients(patched):
     """Norms that outlive the step, in a list that no walk from the session reaches."""
     import dpkfc.session
 
     original = dpkfc.session.clipped_sum
 
-    def keeping(*args: Any, **kwargs: Any) -> Any:
+    def keeping(*args, **kwargs):
         sums, norms = original(*args, **kwargs)
         _museum.append(norms)
         return sums, norms
@@ -433,18 +426,18 @@ def keep_gradients(patched: pytest.MonkeyPatch) -> None:
     patched.setattr("dpkfc.session.clipped_sum", keeping)
 
 
-def warned(patched: pytest.MonkeyPatch) -> Work:
-    def work(session: Session, batch: Any, records: list[Any]) -> None:
+def warned(patched):
+    def work(session, batch, records):
         warnings.warn(f"large gradients: {records[-1].median_norm:.12f}", stacklevel=1)
 
     return work
 
 
-def refreshed_on_the_batch(patched: pytest.MonkeyPatch) -> None:
+def refreshed_on_the_batch(patched):
     """A metric that follows the norms of the batches."""
     original = Session._clipped_sum
 
-    def leaky(self: Session, batch: Any, loss: Any) -> Any:
+    def leaky(self, batch, loss):
         sums, norms = original(self, batch, loss)
         current = self._pipeline.preconditioning.current
         scaled = {
@@ -456,7 +449,7 @@ def refreshed_on_the_batch(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(Session, "_clipped_sum", leaky)
 
 
-PLANTED: dict[str, tuple[Task, Plant, str]] = {
+PLANTED = {
     "buffer of a forward pass": (
         replace(TASKS["plain"], model=lambda: nn.Sequential(Remembers(), net())),
         no_work,

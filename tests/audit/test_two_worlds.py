@@ -4,14 +4,11 @@ little noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from dpkfc.audit import distinguishing as module
-from dpkfc.audit.distinguishing import DistinguishingTest, distinguish_neighbors
-from dpkfc.audit.harness import Subject
+from dpkfc.audit.distinguishing import distinguish_neighbors
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_noise
 from tests.injected_bugs.subjects import canaries_of, select, subject_of
@@ -24,9 +21,7 @@ LEAKS = {
 }
 
 
-def bound(
-    name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None
-) -> DistinguishingTest:
+def bound(name, patch=None):
     """Of a subject, without and with a leak in its step."""
     canaries = select(canaries_of(name), "loss × 1e4", "loss × -1e4")
     with pytest.MonkeyPatch.context() as m:
@@ -69,7 +64,7 @@ def test_a_leak_exceeds_the_claim(name, evidence):
 
 def test_the_bound_is_that_of_the_exact_intervals():
     subject = subject_of("DP-SGD")
-    steps: list[tuple[int, int]] = []
+    steps = []
     canaries = select(canaries_of("DP-SGD"), "loss × 1e4", "loss × -1e4")
     found = distinguish_neighbors(
         subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of))
@@ -90,7 +85,7 @@ def test_canaries_that_move_no_release_are_one_error(monkeypatch):
 
 
 def test_scores_look_along_the_difference_and_where_the_noise_repeats():
-    subject: Subject = subject_of("DP-SGD")
+    subject = subject_of("DP-SGD")
     sizes = [p.numel() for p in subject.model().parameters()]
     d, generator = sum(sizes), np.random.default_rng(0)
     noise = generator.standard_normal((20, d))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.test_callbacks import Recorder
 from tests.test_session import loss_fn, net, session
 
 
-def _watch(rank: int, folder: Path) -> dict[str, Any]:
+def _watch(rank, folder):
     start(rank, 2, folder / "store")
     recorder = Recorder(private=True)
     # The second process has no callback: nobody waits for it.
     callbacks = [recorder] if rank == 0 else []
-    found: dict[str, Any] = {}
+    found = {}
     with session(Case().plan(), net(), callbacks=callbacks) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +19,7 @@ SAID = {"title": "shared", "chosen_by": "beforehand", "not_private": {}}
 class Certified(Run):
     """With secret noise, so that there is a guarantee to write down."""
 
-    def plan(self) -> Any:
+    def plan(self):
         settings = {"expected_batch_size": 6, "steps": 2, **self.settings}
         return PrivacyConfig(**settings).with_noise(2.0, 1e-3, N)
 
@@ -30,7 +27,7 @@ class Certified(Run):
 RUN = Certified({"weight_average": WeightEMA(0.5)})
 
 
-def _work(rank: int, folder: Path, divided: bool) -> dict[str, Any]:
+def _work(rank, folder, divided):
     group.start(rank, 2, folder / "store")
     with RUN.open(divided=divided, ledger=folder / "ledger.jsonl") as session:
         for batch in session.batches():

@@ -43,13 +43,13 @@ def test_the_command_of_several_hosts_trains_on_one(tmp_path):
     assert _count_steps(tmp_path / "run") == 2
 
 
-def _run(words: list[str], **variables: str) -> None:
+def _run(words, **variables):
     done = subprocess.run(
         words, env={**os.environ, **variables}, text=True, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def _count_steps(folder: Path) -> int:
+def _count_steps(folder):
     releases = verify(folder / "ledger.jsonl").releases
     return sum(not release.get("purpose") for release in releases)

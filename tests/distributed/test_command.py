@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -47,9 +46,7 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 NEVER = -1
 
 
-def command(
-    rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int
-) -> dict[str, Any]:
+def command(rank, folder, port, world, arguments, interrupted):
     """One process as torchrun starts it."""
     torch.set_num_threads(1)
     make_figures_blank(pytest.MonkeyPatch())
@@ -61,7 +58,7 @@ def command(
     if rank == interrupted:
         row = training_loop._row
 
-        def interrupting(record: Any, epsilon: Any) -> Any:
+        def interrupting(record, epsilon):
             if record.release == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             return row(record, epsilon)
@@ -71,7 +68,7 @@ def command(
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
 
-def _run(folder: Path, *arguments: str, interrupted: int = NEVER) -> list[dict[str, Any]]:
+def _run(folder, *arguments, interrupted=NEVER):
     return run(command, 2, free_port(), 2, ["train", *arguments], interrupted, folder=folder)
 
 
@@ -83,7 +80,7 @@ def alone(tmp_path_factory):
     return load_file(folder / "model.safetensors")
 
 
-def _same(folder: Path, alone: dict[str, torch.Tensor]) -> None:
+def _same(folder, alone):
     found = load_file(folder / "model.safetensors")
     assert found.keys() == alone.keys()
     for name in alone:
@@ -155,9 +152,7 @@ def test_other_commands_run_on_one_process(monkeypatch):
     assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
 
 
-def _elsewhere(
-    rank: int, folder: Path, port: int, arguments: list[str], swapped: bool
-) -> dict[str, Any]:
+def _elsewhere(rank, folder, port, arguments, swapped):
     """Two hosts without a common disk; once started again, the other one may be the first."""
     processes._PATIENCE = 0.0
     place = folder / f"host-{rank}"
@@ -179,7 +174,7 @@ def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
-def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
+def _other_setting(rank, folder, port):
     return command(
         rank,
         folder,
@@ -200,7 +195,7 @@ def test_processes_with_other_settings_are_told_so(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def _ledgers_apart(rank: int, folder: Path, swapped: bool) -> str:
+def _ledgers_apart(rank, folder, swapped):
     start(1 - rank if swapped else rank, 2, folder / f"store-{swapped}")
     path = folder / f"ledger-{rank}.jsonl"  # of the host
     try:

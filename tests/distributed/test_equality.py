@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.cases import CASES, Case
+from tests.distributed.cases import CASES
 from tests.distributed.group import run, start
 
 # Two processes take every case. Three divide a batch, a probe and the owners of layers unevenly; of
@@ -43,13 +41,13 @@ WORLDS = {
 }
 
 
-def _outcome(case: Case) -> dict[str, Any]:
+def _outcome(case):
     s, weights = case.train()
     metric = None if s.preconditioner is None else s.preconditioner.digest
     return {"weights": weights, "steps": s.steps_done, "metric": metric}
 
 
-def _worker(rank: int, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def _worker(rank, folder):
     found = {}
     for world, names in WORLDS.items():
         if rank < world:
@@ -60,7 +58,7 @@ def _worker(rank: int, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 @functools.cache
-def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
+def results():
     for case in CASES.values():
         case.plan().check_accounting()  # remembered, and told to the processes
     return run(_worker, max(WORLDS))

@@ -5,7 +5,6 @@ last checkpoint.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +24,11 @@ from tests.test_session import N, loss_fn, net, session, weights
 NOWHERE = "-1:0:nowhere"
 
 
-def _dying(rank: int, folder: Path) -> dict[str, Any]:
+def _dying(rank, folder):
     """Of three processes the last dies in the second step, before it has added its part."""
     start(rank, 3, folder / "store")
 
-    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    def loss(model, batch):
         if rank == 2 and s.steps_done == 1:
             die(folder)
         return loss_fn(model, batch)
@@ -54,7 +53,7 @@ def _dying(rank: int, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _clean(model: torch.nn.Module) -> bool:
+def _clean(model):
     return all(p.grad is None for p in model.parameters())
 
 
@@ -68,7 +67,7 @@ def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path):
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 1
 
 
-def _seen_by_one(rank: int, folder: Path) -> list[Any]:
+def _seen_by_one(rank, folder):
     """What both processes say of a hook on the first one's gradients, and of a release there that
     fails after its charge.
     """
@@ -83,7 +82,7 @@ def _seen_by_one(rank: int, folder: Path) -> list[Any]:
         if handle is not None:
             handle.remove()
 
-    def fails(*_: Any) -> Any:
+    def fails(*_):
         raise MemoryError("no room for noise")
 
     with session(Case().plan(), net(), ledger_path=folder / "failed.jsonl", verify=False) as s:
@@ -106,7 +105,7 @@ def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_p
     assert len(verify(tmp_path / "failed.jsonl").releases) == steps
 
 
-def _too_large_for_one(rank: int, folder: Path) -> list[list[Any]]:
+def _too_large_for_one(rank, folder):
     """What both processes do where a step does not fit on the second one: with "auto", with a
     number, with the whole batch.
     """
@@ -160,7 +159,7 @@ def test_a_step_that_does_not_fit_on_one_process(tmp_path):
     )
 
 
-def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
+def _train(rank, folder, fault, store):
     start(rank, 2, folder / store)
     try:
         train(folder, fault)
@@ -170,7 +169,7 @@ def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
     return True
 
 
-def _weights(folder: Path) -> list[torch.Tensor]:
+def _weights(folder):
     return [load_file(folder / f"weights-{rank}.safetensors")["weights"] for rank in range(2)]
 
 
@@ -183,7 +182,7 @@ def straight(tmp_path_factory):
     return _weights(folder)[0]
 
 
-def _restarted(rank: int, folder: Path, fault: str) -> bool:
+def _restarted(rank, folder, fault):
     """torchrun behind its command line (which test_document.py calls), with workers that need not
     import torch again.
     """

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature import AdaDPS
 from dpkfc.distributed.context import RankLost
 from dpkfc.distributed.fsdp import to_local
-from dpkfc.gradients.loss_function import LossFn
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify
 from tests.distributed.fsdp import RUNS, Run, Scale, adam, ids, shard, transformer, weights
@@ -47,9 +45,7 @@ MORE = {
 }
 
 
-def _state(
-    run: Run, folder: Path, *, divided: bool, upto: int, restore: bool = False, save: bool = False
-) -> list[float]:
+def _state(run, folder, *, divided, upto, restore=False, save=False):
     """Weights and averaged weights after so many steps in all."""
     with run.open(divided=divided, ledger=folder / "ledger.jsonl") as s:
         if restore:
@@ -65,7 +61,7 @@ def _state(
         return torch.cat([weights(s.model), averaged]).tolist()
 
 
-def _checkpoints(rank: int, folder: Path) -> dict[str, Any]:
+def _checkpoints(rank, folder):
     """A run that stops after two steps and goes on, divided and not, and one without a break."""
     for name in ("straight", "divided", "alone"):
         (folder / name).mkdir(exist_ok=True)
@@ -79,18 +75,18 @@ def _checkpoints(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def _mixed(model, batch):
     losses = loss_fn(model, batch)
     return losses + losses.mean()
 
 
-def _used_elsewhere(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+def _used_elsewhere(model, batch):
     return nn.functional.cross_entropy(
         model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none"
     )
 
 
-def _mixed_at_random(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def _mixed_at_random(model, batch):
     part, partner = torch.rand(()), torch.randperm(len(batch[0]))
     return loss_fn(model, (part * batch[0] + (1 - part) * batch[0][partner], batch[1]))
 
@@ -110,7 +106,7 @@ FAULTS = {
 }
 
 
-def _fault(case: Run, loss: LossFn) -> str:
+def _fault(case, loss):
     with case.open(divided=True) as s:
         try:
             s.step(next(s.batches()), loss)
@@ -122,23 +118,23 @@ def _fault(case: Run, loss: LossFn) -> str:
 class _Masked(Dataset[Any]):
     """Entries that are left out at random whenever a record is read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.x, self.y = data()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, i):
         kept = torch.rand(()) < 0.2
         return self.x[i], self.y[i], kept
 
 
-def _masked_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _masked_loss(model, batch):
     """Most examples have no gradient."""
     return loss_fn(model, batch[:2]) * batch[2]
 
 
-def _at_random(rank: int) -> list[int]:
+def _at_random(rank):
     """Steps that are done, where every process draws other numbers as it reads."""
     found = []
     for seed in range(4):
@@ -150,7 +146,7 @@ def _at_random(rank: int) -> list[int]:
     return found
 
 
-def _not_finite(rank: int) -> str:
+def _not_finite(rank):
     """What is said of a NaN in rows that the second process holds."""
     with RUNS["SGD with momentum"].open(divided=True) as s:
         if rank == 1:
@@ -163,7 +159,7 @@ def _not_finite(rank: int) -> str:
     return "taken"
 
 
-def _other_probe(preconditioner: Any) -> str:
+def _other_probe(preconditioner):
     """What is said where a probe returns something else on each process."""
     with Run({"preconditioner": preconditioner}).open(divided=True) as s:
         try:
@@ -180,7 +176,7 @@ PROBES = {
 }
 
 
-def _unequal_passes(rank: int) -> str:
+def _unequal_passes(rank):
     try:
         Run({"max_physical_batch_size": 2 + rank}).open(divided=True)
     except RuntimeError as error:
@@ -188,10 +184,10 @@ def _unequal_passes(rank: int) -> str:
     return "taken"
 
 
-def _alone(rank: int, folder: Path) -> str:
+def _alone(rank, folder):
     """What the processes are told when one of them fails in the middle of a pass, and ends."""
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model, batch):
         if rank == 1:
             raise KeyError("boom")
         return loss_fn(model, batch)
@@ -206,37 +202,37 @@ def _alone(rank: int, folder: Path) -> str:
     return "taken"
 
 
-def _outer(model: nn.Module, **options: Any) -> nn.Module:
+def _outer(model, **options):
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(model, **options)
 
 
-def _in_two_dimensions() -> nn.Module:
+def _in_two_dimensions():
     from torch.distributed.device_mesh import init_device_mesh
 
     return _outer(net(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("outer", "inner")))
 
 
-def _on_one_of_two() -> nn.Module:
+def _on_one_of_two():
     from torch.distributed.device_mesh import DeviceMesh
 
     return _outer(net(), mesh=DeviceMesh("cpu", [dist.get_rank()]))
 
 
-def _by_columns() -> nn.Module:
+def _by_columns():
     from torch.distributed.tensor import Shard
 
     return _outer(net(), shard_placement_fn=lambda p: Shard(p.dim() - 1))
 
 
-def _in_bfloat16() -> nn.Module:
+def _in_bfloat16():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return _outer(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 
 
-def _by_hand() -> nn.Module:
+def _by_hand():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -247,7 +243,7 @@ def _by_hand() -> nn.Module:
     return model
 
 
-def _module_without_a_rule() -> nn.Module:
+def _module_without_a_rule():
     model = nn.Sequential(*net(), Scale(3)).double()
     _outer(model[-1])
     return _outer(model)
@@ -256,21 +252,21 @@ def _module_without_a_rule() -> nn.Module:
 class _Asked(nn.Module):
     """A frozen query that is itself the input of a layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.ask = nn.Parameter(torch.ones(1, 6), requires_grad=False), nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.ask(self.query.expand(len(x), 6)) * x[:, :3]
 
 
-def _tied_across() -> nn.Module:
-    model: Any = transformer(tied=True)
+def _tied_across():
+    model = transformer(tied=True)
     _outer(model.words), _outer(model.head)
     return _outer(model)
 
 
-REFUSED: dict[str, tuple[Run, str]] = {
+REFUSED = {
     "two dimensions": (
         Run(model=_in_two_dimensions),
         r"parameter '0.weight' is divided over a mesh of shape \(2, 1\)",
@@ -301,7 +297,7 @@ REFUSED: dict[str, tuple[Run, str]] = {
 }
 
 
-def _refusal(case: Run, folder: Path, name: str) -> str:
+def _refusal(case, folder, name):
     try:
         with case.open(divided=False, ledger=folder / f"{name}.jsonl") as s:
             s.step(next(s.batches()), loss_fn)
@@ -310,7 +306,7 @@ def _refusal(case: Run, folder: Path, name: str) -> str:
     return "taken"
 
 
-def _count_local_entries() -> list[int]:
+def _count_local_entries():
     """Entries of parameters, and of moments, that this process holds."""
     with RUNS["Adam"].open(divided=True) as s:
         s.step(next(s.batches()), loss_fn)
@@ -318,7 +314,7 @@ def _count_local_entries() -> list[int]:
         return [sum(to_local(x).numel() for x in of) for of in (s.model.parameters(), moments)]
 
 
-def _worker(rank: int, folder: Path) -> dict[str, Any]:
+def _worker(rank, folder):
     start(rank, 2, folder / "store")
     found = {
         "runs": {name: case.train(divided=True) for name, case in RUNS.items()},
@@ -334,7 +330,7 @@ def _worker(rank: int, folder: Path) -> dict[str, Any]:
     return found | {"alone": _alone(rank, folder)}  # and then this process ends
 
 
-def _several(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+def _several(rank, folder):
     """The runs over more than two processes."""
     found = {}
     for world, names in MORE.items():
@@ -370,7 +366,7 @@ def several():
     return run(_several, max(MORE))
 
 
-def _close(found: list[float], expected: Tensor) -> None:
+def _close(found, expected):
     torch.testing.assert_close(
         torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10, atol=1e-12
     )

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature.noise_probes import FeatureNoise
@@ -27,19 +25,19 @@ from tests.test_session import N, data, kfac, loss_fn, net
 class Drifting(FeatureNoise):
     """A probe that describes itself alike on all processes and returns something else on each."""
 
-    def sample(self, n: int, generator: torch.Generator) -> tuple[Tensor, None]:
+    def sample(self, n, generator):
         x, _ = super().sample(n, generator)
         return x + DistributedContext.current().rank, None
 
 
-def _moved(rank: int) -> nn.Module:
+def _moved(rank):
     model = net()
     with torch.no_grad():
         model[2].bias += 1e-15 * rank
     return model
 
 
-def _other_records(rank: int) -> tuple[Tensor, Tensor]:
+def _other_records(rank):
     x, y = data()
     return x.roll(rank, 0), y
 
@@ -49,13 +47,13 @@ class Files(Dataset[Any]):
     label and a name.
     """
 
-    def __init__(self, order: Tensor) -> None:
+    def __init__(self, order):
         self.order, (self.x, self.y) = order.tolist(), data()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.order)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         i = self.order[index]
         return {
             "x": self.x[i] + torch.randn(6),
@@ -65,7 +63,7 @@ class Files(Dataset[Any]):
         }
 
 
-def _files(rank: int, shuffled: bool) -> None:
+def _files(rank, shuffled):
     generator = torch.Generator().manual_seed(rank * shuffled)
     model, files = net(), Files(torch.randperm(N, generator=generator))
     torch.manual_seed(100 + rank)
@@ -75,23 +73,23 @@ def _files(rank: int, shuffled: bool) -> None:
 
 
 def _session(
-    rank: int,
+    rank,
     *,
-    model: nn.Module | None = None,
-    dataset: Any = None,
-    lr: float = 0.1,
-    **settings: Any,
-) -> Session:
+    model=None,
+    dataset=None,
+    lr=0.1,
+    **settings,
+):
     model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     return Session(Case(settings).plan(), model, optimizer, data() if dataset is None else dataset)
 
 
-def _wrapped(rank: int) -> None:
+def _wrapped(rank):
     _session(rank, model=nn.parallel.DistributedDataParallel(net()))
 
 
-def _drifted(rank: int) -> None:
+def _drifted(rank):
     """A learning rate of its own on one process is seen before a checkpoint is written."""
     with _session(rank) as s:
         for group in s.optimizer.param_groups:
@@ -100,8 +98,8 @@ def _drifted(rank: int) -> None:
         s.save("never-written")
 
 
-def _fails_on_one(rank: int) -> None:
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+def _fails_on_one(rank):
+    def loss(model, batch):
         if rank == 1:
             raise KeyError("boom")
         return loss_fn(model, batch)
@@ -114,7 +112,7 @@ def _fails_on_one(rank: int) -> None:
             assert s.ledger.count == 0
 
 
-def _bad_probe_on_one(rank: int) -> None:
+def _bad_probe_on_one(rank):
     probe = _NanBehind(6)
     with _session(rank, preconditioner=kfac(probe=probe)) as s:
         s.step(next(s.batches()), loss_fn)
@@ -123,13 +121,13 @@ def _bad_probe_on_one(rank: int) -> None:
 class _NanBehind(FeatureNoise):
     """A probe whose last example, which the last process runs, is not finite."""
 
-    def sample(self, n: int, generator: torch.Generator) -> tuple[Tensor, None]:
+    def sample(self, n, generator):
         x, _ = super().sample(n, generator)
         x[-1] = torch.nan
         return x, None
 
 
-def _out_of_step(rank: int) -> None:
+def _out_of_step(rank):
     with _session(rank) as s:
         if rank == 0:
             s.batches()
@@ -140,7 +138,7 @@ def _out_of_step(rank: int) -> None:
     raise RuntimeError("rank 0 at 'save'")
 
 
-def _ledger_that_cannot_be_written(rank: int) -> None:
+def _ledger_that_cannot_be_written(rank):
     Session(
         Case().plan(),
         m := net(),
@@ -151,7 +149,7 @@ def _ledger_that_cannot_be_written(rank: int) -> None:
 
 
 # name: what is done on each rank, what the error of both says
-REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
+REFUSED = {
     "plan": (
         lambda rank: _session(rank, max_grad_norm=1.0 + rank),
         "rank 1 has another plan than rank 0",
@@ -205,11 +203,11 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
 }
 
 
-def _step(s: Session) -> None:
+def _step(s):
     s.step(next(s.batches()), loss_fn)
 
 
-def _worker(rank: int, folder: Path) -> dict[str, str]:
+def _worker(rank, folder):
     start(rank, 2, folder / "store")
     found = {}
     for name, (work, _) in REFUSED.items():
@@ -223,7 +221,7 @@ def _worker(rank: int, folder: Path) -> dict[str, str]:
 
 
 @functools.cache
-def results() -> list[dict[str, str]]:
+def results():
     return run(_worker, 2)
 
 

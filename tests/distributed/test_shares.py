@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,12 +28,12 @@ CASES = {
 }
 
 
-def part(rank: int, world: int) -> Any:
+def part(rank, world):
     ends = ENDS[world]
     return Subset(TensorDataset(*data()), range(ends[rank], ends[rank + 1]))
 
 
-def train_shares(rank: int, folder: Path, world: int) -> list[Any]:
+def train_shares(rank, folder, world):
     start(rank, world, folder / "store")
     found = []
     for case in CASES.values():
@@ -57,7 +55,7 @@ def train_shares(rank: int, folder: Path, world: int) -> list[Any]:
     return found
 
 
-def rows(rank: int, world: int) -> str:
+def rows(rank, world):
     return f"{ENDS[world][rank]}-{ENDS[world][rank + 1]}"
 
 
@@ -103,19 +101,19 @@ def test_batches_that_are_no_unions_of_parts_are_refused(name):
 class Ranks:
     """Processes that hold what they are said to."""
 
-    def __init__(self, shares: list[Any]) -> None:
+    def __init__(self, shares):
         self.shares = shares
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value):
         return self.shares
 
 
-def gathered(held: list[tuple[int, Any]], data: Any = None) -> None:
+def gathered(held, data=None):
     """Check shares of processes with these records and names."""
-    given: list[Any] = []
+    given = []
 
     class First(Ranks):
-        def all_gather(self, value: Any) -> list[Any]:
+        def all_gather(self, value):
             given.append(value)
             return [value]
 

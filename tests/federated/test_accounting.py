@@ -43,7 +43,7 @@ ADD_OR_REMOVE = {
 }
 
 
-def config(**options) -> FederatedConfig:
+def config(**options):
     """All survive and nobody uses its own noise, as the papers count."""
     sizes = {
         "clients": N,

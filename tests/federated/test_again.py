@@ -29,7 +29,7 @@ class Stopped(Exception):
     """The host goes down."""
 
 
-def app(rounds: int = 4) -> App:
+def app(rounds=4):
     plan = plan_of(privacy=TrustedServer(), rounds=rounds)
     parts = datasets()
     return App(
@@ -100,7 +100,7 @@ def test_masked_sums_of_a_float32_model_are_mapped_back(readout):
 
 def test_a_loss_of_one_number_is_refused_before_a_round():
     plan = plan_of(privacy=TrustedServer(), rounds=4)
-    rounds: list[int] = []
+    rounds = []
     options = {"on_round": lambda record, run: rounds.append(record.round)}
     with pytest.raises(ValueError, match="loss_fn must return one loss per example"):
         federate(plan, head(), lambda m, b: loss_fn(m, b).mean(), datasets(), **options)

@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "federated"
 
 
-def run_demo(*words: str):
+def run_demo(*words):
     return call("demo-federated", *words)
 
 

@@ -31,14 +31,14 @@ CLIENTS, ROUNDS = 3, 2
 TLS = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key")
 
 
-def certificates(folder: Path) -> None:
+def certificates(folder):
     """An authority of our own and one certificate of it for loopback."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    def name(text: str) -> x509.Name:
+    def name(text):
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
     def make_certificate(subject, issuer, key, signer, *extensions):
@@ -98,7 +98,7 @@ def certificates(folder: Path) -> None:
 class Federation:
     """A SuperLink and its SuperNodes, each a group of processes of its own, ended by its id."""
 
-    def __init__(self, folder: Path, clients: int = CLIENTS) -> None:
+    def __init__(self, folder, clients=CLIENTS):
         self.folder = folder
         self.link, *self.ports = (free_port() for _ in range(clients + 1))
         self.env = {
@@ -108,14 +108,14 @@ class Federation:
             "OMP_NUM_THREADS": "1",
         }
         self.env["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        self.started: list[subprocess.Popen] = []
+        self.started = []
         certificates(folder)
         (folder / "flwr").mkdir()
         connection = f'[superlink.loopback]\naddress = "127.0.0.1:{self.link}"\n'
         connection += f'root-certificates = "{folder / "ca.crt"}"\n'
         (folder / "flwr" / "config.toml").write_text(connection, "utf-8")
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen:
+    def start(self, name, *arguments):
         log = (self.folder / f"{name}.log").open("wb")
         process = subprocess.Popen(
             [str(BIN / arguments[0]), *arguments[1:]],
@@ -128,7 +128,7 @@ class Federation:
         self.started.append(process)
         return process
 
-    def superlink(self) -> subprocess.Popen:
+    def superlink(self):
         found = self.start(
             "superlink",
             "flower-superlink",
@@ -144,7 +144,7 @@ class Federation:
             time.sleep(0.2)
         raise AssertionError(self.logs())
 
-    def supernode(self, number: int) -> subprocess.Popen:
+    def supernode(self, number):
         node = f'partition-id={number} folder="{self.folder / "clients"}"'
         return self.start(
             f"node-{number}",
@@ -160,7 +160,7 @@ class Federation:
             node,
         )
 
-    def run(self, seconds: float, /, **settings: object) -> str:
+    def run(self, seconds, /, **settings):
         words = [str(BIN / "flwr"), *self.command(settings)]
         done = subprocess.run(
             words, env=self.env, capture_output=True, text=True, timeout=seconds, check=False
@@ -168,7 +168,7 @@ class Federation:
         return done.stdout + done.stderr
 
     @staticmethod
-    def command(settings: dict[str, object]) -> list[str]:
+    def command(settings):
         given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         return [
             "run",
@@ -179,13 +179,13 @@ class Federation:
             given,
         ]
 
-    def logs(self) -> str:
+    def logs(self):
         return "\n".join(
             f"== {p.name}\n{p.read_text('utf-8', 'replace')[-3000:]}"
             for p in self.folder.glob("*.log")
         )
 
-    def end(self) -> None:
+    def end(self):
         for process in self.started:
             for sent in (signal.SIGTERM, signal.SIGKILL):
                 if process.poll() is None:

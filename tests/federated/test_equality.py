@@ -48,7 +48,7 @@ from tests.federated.worlds import (
 PROBE = FeatureNoise(FEATURES)
 
 
-def plain_clipped_sum(model: nn.Module, data, max_grad_norm: float) -> torch.Tensor:
+def plain_clipped_sum(model, data, max_grad_norm):
     """A loop of torch.autograd over single examples."""
     total = None
     for i in range(len(data[0])):
@@ -59,7 +59,7 @@ def plain_clipped_sum(model: nn.Module, data, max_grad_norm: float) -> torch.Ten
     return total
 
 
-def shared_noise(plan, number: int) -> torch.Tensor:
+def shared_noise(plan, number):
     """What all clients of a test-mode plan add to a round."""
     total = 0
     for client in range(plan.config.clients):
@@ -265,6 +265,6 @@ def test_a_client_with_one_record_takes_the_path_of_several(bound):
     assert part.records.tolist() == [0, 0] and part.weights.tolist() == [1.0, 0.0]
 
 
-def set_weights(model: nn.Module, values: torch.Tensor) -> nn.Module:
+def set_weights(model, values):
     nn.utils.vector_to_parameters(values, model.parameters())
     return model

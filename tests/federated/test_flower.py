@@ -50,10 +50,10 @@ class Grid:
     serialisation.
     """
 
-    def __init__(self, app, folder, nodes: int = CLIENTS) -> None:
+    def __init__(self, app, folder, nodes=CLIENTS):
         self.app, self.folder = app, folder
         self.config = {100 + i: {"partition-id": i, "folder": str(folder)} for i in range(nodes)}
-        self.replies: list = []
+        self.replies = []
 
     def get_node_ids(self):
         return list(self.config)

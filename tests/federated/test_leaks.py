@@ -16,7 +16,6 @@ from dpkfc.audit.federated_checks import (
     check_record_bound,
     round_message,
 )
-from dpkfc.audit.findings import Finding
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
     Client,
@@ -53,7 +52,7 @@ def _rare_alarms(monkeypatch):
     monkeypatch.setattr(federated_checks, "ALARM", 1e-9)
 
 
-def wide_head() -> torch.nn.Module:
+def wide_head():
     """More numbers, so that the law of the noise is seen in few rounds."""
     return torch.nn.Linear(60, 10).double()
 
@@ -61,7 +60,7 @@ def wide_head() -> torch.nn.Module:
 SHARED = TrustedServer("clients")
 
 
-def audit_plan(privacy=SHARED, noise: float = 2.0, seed: int | None = None, **options):
+def audit_plan(privacy=SHARED, noise=2.0, seed=None, **options):
     config = {
         "clients": 6,
         "rounds": 2 * PAIRS,
@@ -72,7 +71,7 @@ def audit_plan(privacy=SHARED, noise: float = 2.0, seed: int | None = None, **op
     return FederatedConfig(**{**config, **options}).with_noise(noise, 1e-3)
 
 
-def clients_of(plan, kinds=None) -> list[Client]:
+def clients_of(plan, kinds=None):
     local = LocalModel(plan, wide_head(), loss_fn)
     generator = torch.Generator().manual_seed(2)
     data = (
@@ -84,7 +83,7 @@ def clients_of(plan, kinds=None) -> list[Client]:
     return [kinds.get(i, Client)(i, plan, local, data, verify=False) for i, data in enumerate(cut)]
 
 
-def check_federation(plan, clients) -> dict[str, Finding]:
+def check_federation(plan, clients):
     theta = dict(wide_head().named_parameters())
     return {
         f.check: f
@@ -157,7 +156,7 @@ class Unclipped(Client):
         return self._released({name: len(self.records) * x for name, x in means.items()}, number)
 
 
-def neighbours(kind, scale: float = 100.0) -> Finding:
+def neighbours(kind, scale=100.0):
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     x, y = records(6, seed=4)
     x, y = torch.cat([x, scale * x[:1]]), torch.cat([y, (y[:1] + 1) % 3])

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from dpkfc.federated import (
     ClientLevel,
@@ -22,12 +21,12 @@ from tests.federated.test_equality import plain_clipped_sum, set_weights
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 
 
-def gradient(model: nn.Module, data) -> torch.Tensor:
+def gradient(model, data):
     found = torch.autograd.grad(loss_fn(model, data).mean(), list(model.parameters()))
     return torch.cat([x.flatten() for x in found])
 
 
-def at(values: torch.Tensor) -> nn.Module:
+def at(values):
     return set_weights(head(), values)
 
 
@@ -80,8 +79,8 @@ class Listening(PostProcess):
     that it is told.
     """
 
-    def __init__(self) -> None:
-        self.heard: list[tuple[float, float | None]] = []
+    def __init__(self):
+        self.heard = []
 
     def describe(self):
         return {"name": "listening"}

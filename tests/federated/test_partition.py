@@ -13,7 +13,7 @@ from dpkfc.federated.partition import dirichlet, iid, parts
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
 
-def skew(pieces) -> float:
+def skew(pieces):
     """Mean distance of a client's labels from those of all."""
     table = np.stack([np.bincount(LABELS[piece], minlength=10) for piece in pieces])
     own = table / np.maximum(1, table.sum(1, keepdims=True))

@@ -55,7 +55,7 @@ SCOPE = round_scope(CONTRACT, 3)
 class Cohort:
     """Clients of one round of the bare protocol, with everything that each of them knows."""
 
-    def __init__(self, clients: int, threshold: int) -> None:
+    def __init__(self, clients, threshold):
         self.members, self.threshold = range(clients), threshold
         generator = torch.Generator().manual_seed(0)
         self.channel = {i: PrivateKey(new_key()) for i in self.members}
@@ -89,17 +89,17 @@ class Cohort:
             for i in self.members
         }
 
-    def pair(self, client: int, other: int):
+    def pair(self, client, other):
         private = PrivateKey(bytes.fromhex(self.keys[client].mask_key))
         return _pair_mask(
             _pair_key(SCOPE, client, private, other, self.public[other]), client, other, SIZES
         )
 
-    def own(self, client: int):
+    def own(self, client):
         return _self_mask(SCOPE, bytes.fromhex(self.keys[client].self_seed), SIZES)
 
 
-def mean_size(integers) -> float:
+def mean_size(integers):
     return float(torch.cat([x.flatten() for x in integers.values()]).double().abs().mean())
 
 
@@ -245,7 +245,7 @@ def test_both_ends_of_a_pair_agree_and_purposes_differ():
 # -- clients and server ----------------------------------------------------------------------------
 
 
-def masked_round(min_survivors: int = 3):
+def masked_round(min_survivors=3):
     """A round that clients 0, 1 and 2 have answered, and the message of client 3, which is still on
     its way.
     """

@@ -54,21 +54,21 @@ WHOLE = [
 class Rows:
     """Six records that can be read, and one that cannot where it is told."""
 
-    def __init__(self, broken: int | None = None) -> None:
+    def __init__(self, broken=None):
         self.pairs, self.broken = list(zip(*records(6, seed=4), strict=True)), broken
         if broken is not None:
             self.pairs.insert(broken, self.pairs[0])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.pairs)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         if index == self.broken:
             raise OSError(f"record {index} is damaged: bad label 7")
         return self.pairs[index]
 
 
-def labelled(broken: int | None = None):
+def labelled(broken=None):
     """Tensors, with a label that the model has no class for."""
     x, y = records(6, seed=4)
     if broken is None:
@@ -78,7 +78,7 @@ def labelled(broken: int | None = None):
     )
 
 
-def wide(broken: int | None = None):
+def wide(broken=None):
     """One record of another width: the default collate function cannot put it beside the others."""
     rows = list(zip(*records(6, seed=4), strict=True))
     return (
@@ -181,15 +181,15 @@ def test_one_record_decides_nothing_that_is_public():
 class Remembering(nn.Module):
     """Turns the sign of its outputs from the first record that holds a rare value."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place):
         super().__init__()
         self.linear, self.place = head(), place
-        self.sign: float | torch.Tensor = 1.0
+        self.sign = 1.0
         if place == "buffer":
             del self.sign
             self.register_buffer("sign", torch.ones(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if bool((x == 7).any()):
             if self.place == "buffer":
                 self.sign.fill_(-1.0)

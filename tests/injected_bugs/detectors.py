@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,14 @@ from dpkfc.audit.checkpoints import check_checkpoints
 from dpkfc.audit.contributions import check_contributions
 from dpkfc.audit.distinguishing import distinguish_neighbors
 from dpkfc.audit.findings import Finding, select_failed
-from dpkfc.audit.harness import Subject, open_session, script_plan
+from dpkfc.audit.harness import open_session, script_plan
 from dpkfc.audit.low_bits import check_low_bits
 from dpkfc.audit.noise_tests import check_noise, check_run_noise
 from dpkfc.audit.replay import replay
 from dpkfc.audit.sampler_tests import check_sampler
-from dpkfc.audit.step_canaries import Canaries
 from tests.audit.sizes import size
 from tests.injected_bugs.subjects import select
 
-Detector = Callable[[Subject, Canaries], list[Finding]]
 # of a patch, not of a detector
 FAULTS = (
     "TypeError",
@@ -37,13 +34,13 @@ FAULTS = (
 )
 
 
-def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
+def synced(subject, canaries):
     """Every charge is on the disk before its release exists: the ledger is synced between the
     two.
     """
     some = select(canaries, "as it is")
     plan = script_plan(subject.plan, [[0], [], [0]], subject.size + len(some.names))
-    events: list[str] = []
+    events = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:
         path = Path(folder) / "ledger.jsonl"
         session, _ = open_session(
@@ -56,7 +53,7 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
         )
         sync, normal = os.fsync, session._pipeline.noise.normal
 
-        def fsync(descriptor: int) -> None:
+        def fsync(descriptor):
             events.append("sync" if os.path.samestat(os.fstat(descriptor), path.stat()) else "")
             sync(descriptor)
 
@@ -81,7 +78,7 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
     ]
 
 
-DETECTORS: dict[str, Detector] = {
+DETECTORS = {
     "accounting": lambda subject, _: list(check_accounting(subject.plan)),
     "sync": synced,
     "checkpoint": lambda subject, _: [check_checkpoints(subject)],
@@ -101,18 +98,18 @@ DETECTORS: dict[str, Detector] = {
 }
 
 # Of steps without a leak: fewer releases and sizes, which cost power and not a false alarm.
-SMALL: dict[str, Detector] = {
+SMALL = {
     "noise law": lambda subject, _: check_noise(subject, steps=size(24, 80)),
     "batch sizes": lambda subject, _: check_batch_sizes(subject, sizes=size((12, 130), None)),
 }
 
 
 def caught(
-    detector: str,
-    subject: Subject,
-    canaries: Canaries,
-    detectors: Mapping[str, Detector] = DETECTORS,
-) -> list[Finding]:
+    detector,
+    subject,
+    canaries,
+    detectors=DETECTORS,
+):
     """What a detector finds wrong; a step that it cannot run at all is refused, which is noticed
     too.
 

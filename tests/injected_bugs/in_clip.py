@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch import Tensor
 
 from dpkfc import session
 from dpkfc.data.loading import Part
@@ -22,17 +18,17 @@ from dpkfc.linalg import linear_norms as gram
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.input_cache import InputCache
 from dpkfc.privacy import mechanism
-from tests.injected_bugs.leak import COMMON, Leak, Patch, swapped
+from tests.injected_bugs.leak import COMMON, Leak, swapped
 from tests.injected_bugs.subjects import C
 from tests.patching import patch_linalg
 
 
-def after_noise(m: pytest.MonkeyPatch) -> None:
+def after_noise(m):
     """Examples are summed as they are, and the noisy sum is clipped."""
     m.setattr(sums, "clip_factors", lambda found, *_: torch.isfinite(found).to(found))
 
-    def make(real: Any) -> Any:
-        def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+    def make(real):
+        def release(tensors, stddev, divisor, normal):
             noisy = real(tensors, stddev, divisor, normal)
             length = divisor * math.sqrt(sum(float(x.square().sum()) for x in noisy.values()))
             return {name: x * min(1.0, C / length) for name, x in noisy.items()}
@@ -42,11 +38,11 @@ def after_noise(m: pytest.MonkeyPatch) -> None:
     swapped(m, mechanism, "gaussian_release", make)
 
 
-def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
+def norms_of(change):
     """Other norms for the clip, and the same sum; change(block, metric, real)."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
-        def make(real: Any) -> Any:
+    def patch(m):
+        def make(real):
             return lambda block, metric, *more: replace(
                 real(block, metric, *more), norms=change(block, metric, real)
             )
@@ -56,25 +52,25 @@ def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
     return patch
 
 
-def unwhitened(block: Any, metric: Any, real: Any) -> Tensor:
+def unwhitened(block, metric, real):
     return real(block, None).norms
 
 
-def without_bias(block: Any, metric: Any, real: Any) -> Tensor:
+def without_bias(block, metric, real):
     return real(
         replace(block, homogeneous=False) if isinstance(block, Outer) else block, metric
     ).norms
 
 
-def without(kind: type) -> Callable[[Any, Any, Any], Tensor]:
-    def change(block: Any, metric: Any, real: Any) -> Tensor:
+def without(kind):
+    def change(block, metric, real):
         found = real(block, metric).norms
         return 0 * found if isinstance(block, kind) else found
 
     return change
 
 
-def by_parts(block: Any, metric: Any, real: Any) -> Tensor:
+def by_parts(block, metric, real):
     """As if the two uses of a tied weight were two parameters."""
     if not isinstance(block, Tied):
         return real(block, metric).norms
@@ -83,15 +79,15 @@ def by_parts(block: Any, metric: Any, real: Any) -> Tensor:
     )
 
 
-def in_half_precision(block: Any, metric: Any, real: Any) -> Tensor:
+def in_half_precision(block, metric, real):
     return real(block, metric).norms.bfloat16().double()
 
 
-def points_apart(m: pytest.MonkeyPatch) -> None:
+def points_apart(m):
     """The gradients at the two points of DiSK are clipped one by one, and then combined."""
 
-    def make(real: Any) -> Any:
-        def clipped_sum(*args: Any, micro_batches: Any, points: Any, **options: Any) -> Any:
+    def make(real):
+        def clipped_sum(*args, micro_batches, points, **options):
             parts = list(micro_batches)
             found = [
                 real(*args, micro_batches=parts, points=[replace(x, weight=1.0)], **options)
@@ -107,25 +103,19 @@ def points_apart(m: pytest.MonkeyPatch) -> None:
     swapped(m, session, "clipped_sum", make)
 
 
-def layout_of(change: Callable[..., list[Part]]) -> Patch:
+def layout_of(change):
     return lambda m: swapped(m, session, "layout", lambda real: lambda *args: change(real, *args))
 
 
-def views_apart(
-    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
-) -> list[Part]:
+def views_apart(real, rows, bound, multiple, reduction, views):
     return real(np.repeat(rows, views), bound, multiple, reduction, 1)
 
 
-def records_apart(
-    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
-) -> list[Part]:
+def records_apart(real, rows, bound, multiple, reduction, views):
     return real(rows[rows >= 0], bound, multiple, reduction, views)
 
 
-def padding_counts(
-    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
-) -> list[Part]:
+def padding_counts(real, rows, bound, multiple, reduction, views):
     """The rows that fill a micro-batch up, copies of its first one, are examples like all
     others.
     """
@@ -135,7 +125,7 @@ def padding_counts(
     ]
 
 
-def of_micro_batches(m: pytest.MonkeyPatch) -> None:
+def of_micro_batches(m):
     """What is accumulated is clipped, not what an example adds to it."""
     swapped(
         m,
@@ -149,7 +139,7 @@ def of_micro_batches(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def by_the_median(m: pytest.MonkeyPatch) -> None:
+def by_the_median(m):
     """Adaptive clipping without noise: C is the median norm of the micro-batch."""
     swapped(
         m,
@@ -163,7 +153,7 @@ def by_the_median(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
+def c_for_every_layer(m):
     m.setattr(
         ClippedSummer,
         "_factors",
@@ -173,7 +163,7 @@ def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def residual_unclipped(m: pytest.MonkeyPatch) -> None:
+def residual_unclipped(m):
     swapped(
         m,
         subspace_clip,
@@ -187,10 +177,10 @@ def residual_unclipped(m: pytest.MonkeyPatch) -> None:
 # -- bounds that others move, as they were before they were reviewed -------------------------------
 
 
-def padded_slack(m: pytest.MonkeyPatch) -> None:
+def padded_slack(m):
     """The slack counts the positions of the longest example of the micro-batch."""
 
-    def norms_of(block: Outer, reread: Any = None) -> Tensor:
+    def norms_of(block, reread=None):
         square, lengths, _ = gram._gram_squares(block, reread or InputCache())
         terms = block.a.shape[1] + block.d_in + block.b.shape[2]
         return (
@@ -200,13 +190,13 @@ def padded_slack(m: pytest.MonkeyPatch) -> None:
     patch_linalg(m, "gram_norms", norms_of)
 
 
-def no_slack(m: pytest.MonkeyPatch) -> None:
+def no_slack(m):
     """The norm of positions that cancel, by Gram matrices in float32 and no more.
 
     It loses as much as their rounding may take, on any processor.
     """
 
-    def norms_of(block: Outer, reread: Any = None) -> Tensor:
+    def norms_of(block, reread=None):
         inputs = torch.bmm(block.a, block.a.mT) + float(block.homogeneous)
         terms = inputs * torch.bmm(block.b, block.b.mT)
         lost = torch.finfo(terms.dtype).eps * terms.abs().sum((1, 2))
@@ -215,10 +205,10 @@ def no_slack(m: pytest.MonkeyPatch) -> None:
     patch_linalg(m, "gram_norms", norms_of)
 
 
-def switched_precision(m: pytest.MonkeyPatch) -> None:
+def switched_precision(m):
     """One row beyond the range of float32 takes all rows to float64, where no rounding is added."""
 
-    def lengths(x: Tensor) -> Tensor:
+    def lengths(x):
         d, info = x.shape[-1], torch.finfo(x.dtype)
         if x.dtype == torch.float32 and d <= 4096:
             square = torch.linalg.vector_norm(x, dim=-1).double().square()
@@ -229,11 +219,11 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
     patch_linalg(m, "row_norms", lengths)
 
 
-def denormal_factors(m: pytest.MonkeyPatch) -> None:
+def denormal_factors(m):
     m.setattr(clip, "_LEAST", 0.0)
 
 
-def not_neutralised(m: pytest.MonkeyPatch) -> None:
+def not_neutralised(m):
     """An example that is not finite is multiplied by 0, which leaves NaN; what is NaN in the
     release is set to 0.
     """
@@ -247,11 +237,11 @@ def not_neutralised(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
+def late_rows_unclipped(m):
     """The rows of a micro-batch beyond the 127th are not clipped."""
 
-    def make(real: Any) -> Any:
-        def own_factors(found: Tensor, *rest: Any) -> Tensor:
+    def make(real):
+        def own_factors(found, *rest):
             factors = real(found, *rest).clone()
             factors[127:] = torch.isfinite(found[127:]).to(factors)
             return factors

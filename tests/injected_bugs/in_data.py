@@ -7,13 +7,10 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
-from typing import Any
 
 import dp_accounting
 import numpy as np
-import pytest
 import torch
-from torch import nn
 
 from dpkfc import checkpoint, release_pipeline, session
 from dpkfc.config import Plan
@@ -33,12 +30,12 @@ from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
 # -- the metric ------------------------------------------------------------------------------------
 
 
-def private_probe(m: pytest.MonkeyPatch) -> None:
+def private_probe(m):
     """Curvature is measured on the batch that is about to be released."""
     seen = noting_batches(m)
 
-    def make(real: Any) -> Any:
-        def sample(self: Any, n: int, generator: Any) -> Any:
+    def make(real):
+        def sample(self, n, generator):
             own, batch, _ = seen[0]
             if not len(batch.indices):
                 return real(self, n, generator)
@@ -49,7 +46,7 @@ def private_probe(m: pytest.MonkeyPatch) -> None:
     swapped(m, FeatureNoise, "sample", make)
 
 
-def private_probe_size(m: pytest.MonkeyPatch) -> None:
+def private_probe_size(m):
     """As many public examples as private ones were drawn."""
     seen = noting_batches(m)
     swapped(
@@ -67,12 +64,12 @@ def private_probe_size(m: pytest.MonkeyPatch) -> None:
 # -- what is handed over ---------------------------------------------------------------------------
 
 
-def uncovered(m: pytest.MonkeyPatch) -> None:
+def uncovered(m):
     """A bias that no layer covers is stepped with its plain gradient."""
     seen = noting_batches(m)
 
-    def finding(real: Any) -> Any:
-        def keep_norm_weights(model: nn.Module) -> Any:
+    def finding(real):
+        def keep_norm_weights(model):
             layers = real(model)
             return [
                 replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x
@@ -81,15 +78,15 @@ def uncovered(m: pytest.MonkeyPatch) -> None:
 
         return keep_norm_weights
 
-    def initialising(real: Any) -> Any:
-        def init(self: Session, *args: Any, **options: Any) -> None:
+    def initialising(real):
+        def init(self, *args, **options):
             real(self, *args, **options)
             covered = {full for layer in self.layers for full in layer.parameters.values()}
             self._parameters = {name: p for name, p in self._parameters.items() if name in covered}
 
         return init
 
-    def apply(self: Session, released: Any) -> None:
+    def apply(self, released):
         _, batch, loss_fn = seen[0]
         bias = self.model.get_parameter("2.bias")
         for name, p in self._parameters.items():
@@ -108,12 +105,12 @@ def uncovered(m: pytest.MonkeyPatch) -> None:
     m.setattr(Session, "_apply", apply)
 
 
-def private_step_length(m: pytest.MonkeyPatch) -> None:
+def private_step_length(m):
     """The step is divided by the median norm of the batch."""
     seen = noting_sums(m)
 
-    def make(real: Any) -> Any:
-        def apply(self: Session, released: Any) -> None:
+    def make(real):
+        def apply(self, released):
             found = seen[0][1]
             length = float(found.nanmedian()) if len(found) else 1.0
             real(
@@ -129,12 +126,12 @@ def private_step_length(m: pytest.MonkeyPatch) -> None:
     swapped(m, Session, "_apply", make)
 
 
-def gradient_left(m: pytest.MonkeyPatch) -> None:
+def gradient_left(m):
     """The clipped sum stays in .grad, where a logger finds it."""
     seen = noting_sums(m)
 
-    def make(real: Any) -> Any:
-        def step(self: Session, *args: Any) -> Any:
+    def make(real):
+        def step(self, *args):
             record = real(self, *args)
             for name, p in self._parameters.items():
                 p.grad = seen[0][0][name].to(p.dtype)
@@ -145,7 +142,7 @@ def gradient_left(m: pytest.MonkeyPatch) -> None:
     swapped(m, Session, "step", make)
 
 
-def sums_in_checkpoints(m: pytest.MonkeyPatch) -> None:
+def sums_in_checkpoints(m):
     seen = noting_sums(m)
     swapped(
         m,
@@ -155,12 +152,12 @@ def sums_in_checkpoints(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def writes_allowed(m: pytest.MonkeyPatch) -> None:
+def writes_allowed(m):
     """Nobody looks whether a forward pass changes parameters or buffers."""
     m.setattr(clipped_sum, "own_pass", lambda model: contextlib.nullcontext())
 
 
-def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
+def claim_batch_axis(m):
     """What is computed from examples is taken to have one row an example in front, whatever the
     operation did.
     """
@@ -170,14 +167,14 @@ def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
 # -- which batches are used ------------------------------------------------------------------------
 
 
-def skipping(broken: bool) -> Any:
+def skipping(broken):
     """A batch is left out because of what is in it."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
+    def patch(m):
         seen = noting_sums(m)
 
-        def empty(real: Any) -> Any:
-            def step(self: Session, batch: Any, loss_fn: Any) -> Any:
+        def empty(real):
+            def step(self, batch, loss_fn):
                 if len(batch.indices):
                     return real(self, batch, loss_fn)
                 self._pending, self._step = None, self._step + 1
@@ -185,8 +182,8 @@ def skipping(broken: bool) -> Any:
 
             return step
 
-        def not_finite(real: Any) -> Any:
-            def released(self: Session, clipped: Any) -> Any:
+        def not_finite(real):
+            def released(self, clipped):
                 if len(seen[0][1]) and not bool(torch.isfinite(seen[0][1]).all()):
                     raise FloatingPointError("NaN in the batch, which is left out")
                 return real(self, clipped)
@@ -198,11 +195,11 @@ def skipping(broken: bool) -> Any:
     return patch
 
 
-def epochs(m: pytest.MonkeyPatch) -> None:
+def epochs(m):
     """Batches are cut from a permutation of each epoch, and accounted for as drawn one by one."""
-    orders: dict[int, Any] = {}
+    orders = {}
 
-    def indices(self: Poisson, step: int, generator: np.random.Generator) -> Any:
+    def indices(self, step, generator):
         size = round(self.expected_batch_size)
         epoch, place = divmod(step, self.dataset_size // size)
         order = orders.setdefault(epoch, generator.permutation(self.dataset_size))
@@ -211,7 +208,7 @@ def epochs(m: pytest.MonkeyPatch) -> None:
     m.setattr(Poisson, "indices", indices)
 
 
-def change_batches(change: Any) -> Any:
+def change_batches(change):
     """Batches changed by change(real, self, step, generator)."""
     return lambda m: swapped(
         m,
@@ -221,21 +218,21 @@ def change_batches(change: Any) -> Any:
     )
 
 
-def until_not_empty(real: Any, self: Poisson, step: int, generator: np.random.Generator) -> Any:
+def until_not_empty(real, self, step, generator):
     while not len(found := real(self, step, generator)):
         pass
     return found
 
 
-def cut_off(real: Any, self: Poisson, step: int, generator: np.random.Generator) -> Any:
+def cut_off(real, self, step, generator):
     return real(self, step, generator)[: round(1.1 * self.expected_batch_size)]
 
 
-def one_too_far(m: pytest.MonkeyPatch) -> None:
+def one_too_far(m):
     """The example after a sampled one is never sampled."""
 
-    def make(real: Any) -> Any:
-        def gaps(*args: Any) -> Any:
+    def make(real):
+        def gaps(*args):
             found, is_sampled = real(*args)
             return found + is_sampled, is_sampled
 
@@ -244,7 +241,7 @@ def one_too_far(m: pytest.MonkeyPatch) -> None:
     swapped(m, poisson_gaps, "_gaps", make)
 
 
-def from_a_seed(m: pytest.MonkeyPatch) -> None:
+def from_a_seed(m):
     m.setattr(
         SamplingStream,
         "generator",
@@ -255,8 +252,8 @@ def from_a_seed(m: pytest.MonkeyPatch) -> None:
 # -- what is charged, and for how much -------------------------------------------------------------
 
 
-def every_second(m: pytest.MonkeyPatch) -> None:
-    def make(real: Any) -> Any:
+def every_second(m):
+    def make(real):
         return lambda self, step, *args: (
             real(self, step, *args) if step % 2 == 0 else self.count + 1
         )
@@ -264,9 +261,9 @@ def every_second(m: pytest.MonkeyPatch) -> None:
     swapped(m, Ledger, "charge", make)
 
 
-def after_release(m: pytest.MonkeyPatch) -> None:
-    def make(real: Any) -> Any:
-        def release(clipped: Any, plan: Any, noise: Any, book: Any, step: int) -> Any:
+def after_release(m):
+    def make(real):
+        def release(clipped, plan, noise, book, step):
             released = real(clipped, plan, noise, Ledger.open(None, plan.hash), step)
             book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
             return released
@@ -276,11 +273,11 @@ def after_release(m: pytest.MonkeyPatch) -> None:
     swapped(m, release_pipeline, "release", make)
 
 
-def with_the_update(m: pytest.MonkeyPatch) -> None:
+def with_the_update(m):
     """The charge follows when the optimizer has stepped."""
 
-    def make(real: Any) -> Any:
-        def apply(self: Session, released: Any) -> None:
+    def make(real):
+        def apply(self, released):
             real(self, released)
             self._pipeline.match_release_count(self._step, self.ledger.count + 1)
 
@@ -299,12 +296,12 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
     swapped(m, Session, "_apply", make)
 
 
-def with_the_checkpoint(m: pytest.MonkeyPatch) -> None:
+def with_the_checkpoint(m):
     """Lines of the ledger wait for the next checkpoint."""
-    late: list[Any] = []
+    late = []
 
-    def make(real: Any) -> Any:
-        def save(*args: Any) -> None:
+    def make(real):
+        def save(*args):
             while late:
                 book, line = late.pop(0)
                 # a run that ended without a checkpoint has lost its own
@@ -319,21 +316,21 @@ def with_the_checkpoint(m: pytest.MonkeyPatch) -> None:
     swapped(m, checkpoint, "write", make)
 
 
-def not_synced(m: pytest.MonkeyPatch) -> None:
+def not_synced(m):
     """A line of the ledger is left to the operating system, which a power cut takes with it."""
 
-    def write(descriptor: int, data: bytes, offset: int) -> None:
+    def write(descriptor, data, offset):
         os.lseek(descriptor, offset, os.SEEK_SET)
         os.write(descriptor, data)
 
     m.setattr(ledger, "_write", write)
 
 
-def as_two_releases(m: pytest.MonkeyPatch) -> None:
+def as_two_releases(m):
     """Embedding and residual as two releases of σ each, each of a sample of its own."""
 
-    def make(real: Any) -> Any:
-        def event(self: Poisson, noise_multiplier: float) -> Any:
+    def make(real):
+        def event(self, noise_multiplier):
             return dp_accounting.ComposedDpEvent([real(self, noise_multiplier * 2**0.5)] * 2)
 
         return event
@@ -341,7 +338,7 @@ def as_two_releases(m: pytest.MonkeyPatch) -> None:
     swapped(m, Poisson, "event", make)
 
 
-def half_the_rate(m: pytest.MonkeyPatch) -> None:
+def half_the_rate(m):
     swapped(
         m,
         Poisson,
@@ -354,7 +351,7 @@ def half_the_rate(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def as_poisson(m: pytest.MonkeyPatch) -> None:
+def as_poisson(m):
     """Batches of one size under the event, the neighbours and the sensitivity of a Poisson
     sampler.
     """
@@ -367,7 +364,7 @@ def as_poisson(m: pytest.MonkeyPatch) -> None:
     m.setattr(FixedSize, "neighbouring_relation", "add_or_remove_one")
 
 
-def of_half_the_steps(m: pytest.MonkeyPatch) -> None:
+def of_half_the_steps(m):
     swapped(
         m,
         Plan,

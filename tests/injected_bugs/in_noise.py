@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
 from dpkfc import session
@@ -16,14 +13,14 @@ from dpkfc.privacy import mechanism
 from dpkfc.privacy.mechanism import Released
 from dpkfc.privacy.rng import NoiseStream, draw_key
 from dpkfc.session import Session
-from tests.injected_bugs.leak import Leak, Patch, noting_batches, swapped
+from tests.injected_bugs.leak import Leak, noting_batches, swapped
 from tests.injected_bugs.subjects import C
 
 
-def scaled(share: Any) -> Patch:
+def scaled(share):
     """The standard deviation times share(stddev, divisor)."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
+    def patch(m):
         swapped(
             m,
             mechanism,
@@ -38,20 +35,20 @@ def scaled(share: Any) -> Patch:
     return patch
 
 
-def without_sensitivity(m: pytest.MonkeyPatch) -> None:
+def without_sensitivity(m):
     m.setattr(Plan, "stddev", property(lambda plan: plan.noise_multiplier))
 
 
-def replaced_with_c(m: pytest.MonkeyPatch) -> None:
+def replaced_with_c(m):
     m.setattr(FixedSize, "sensitivity", lambda self, max_grad_norm: max_grad_norm)
 
 
-def per_micro_batch(same_seed: bool) -> Patch:
+def per_micro_batch(same_seed):
     """Noise is added to the sum of every micro-batch, and to the sum of all no more."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
-        def make(real: Any) -> Any:
-            def clipped_sum(*args: Any, micro_batches: Any, **options: Any) -> Any:
+    def patch(m):
+        def make(real):
+            def clipped_sum(*args, micro_batches, **options):
                 total, norms = real(*args, micro_batches=[], **options)
                 for part in micro_batches:
                     stream = NoiseStream.repeatable(0) if same_seed else NoiseStream.secure()
@@ -75,11 +72,11 @@ def per_micro_batch(same_seed: bool) -> Patch:
     return patch
 
 
-def sharded(m: pytest.MonkeyPatch) -> None:
+def sharded(m):
     """Two ranks hold half of the parameters each, and draw their noise from the same seed."""
 
-    def make(real: Any) -> Any:
-        def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+    def make(real):
+        def release(tensors, stddev, divisor, normal):
             names = list(tensors)
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             size = max(sum(tensors[n].numel() for n in half) for half in halves)
@@ -95,11 +92,11 @@ def sharded(m: pytest.MonkeyPatch) -> None:
     swapped(m, mechanism, "gaussian_release", make)
 
 
-def without_one(m: pytest.MonkeyPatch) -> None:
+def without_one(m):
     """The last bias, three numbers, is left as it is."""
 
-    def make(real: Any) -> Any:
-        def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+    def make(real):
+        def release(tensors, stddev, divisor, normal):
             last = list(tensors)[-1]
             return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
 
@@ -108,11 +105,11 @@ def without_one(m: pytest.MonkeyPatch) -> None:
     swapped(m, mechanism, "gaussian_release", make)
 
 
-def stream(draw: Any) -> Patch:
+def stream(draw):
     """Numbers from another source; draw(self, real, size, step, dtype)."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
-        def make(real: Any) -> Any:
+    def patch(m):
+        def make(real):
             return lambda self, size, step, dtype=np.float32: draw(self, real, size, step, dtype)
 
         swapped(m, NoiseStream, "normal", make)
@@ -120,12 +117,12 @@ def stream(draw: Any) -> Patch:
     return patch
 
 
-def use_one_key(m: pytest.MonkeyPatch) -> None:
+def use_one_key(m):
     """One key a stream, and a count of its draws; no draw asks the operating system for a key of
     its own.
     """
 
-    def next_draw(self: NoiseStream, size: int, step: int) -> tuple[bytes, int]:
+    def next_draw(self, size, step):
         self._key = self._key or draw_key()
         self._draws += 1
         return self._key, self._draws - 1
@@ -133,47 +130,47 @@ def use_one_key(m: pytest.MonkeyPatch) -> None:
     m.setattr(NoiseStream, "_next_draw", next_draw)
 
 
-def change_draw_count(draw: Any) -> Patch:
+def change_draw_count(draw):
     """Numbers of one key a stream; draw(self, real, size, step, dtype) changes the count of its
     draws.
     """
 
-    def patch(m: pytest.MonkeyPatch) -> None:
+    def patch(m):
         use_one_key(m)
         stream(draw)(m)
 
     return patch
 
 
-def from_torch(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+def from_torch(self, real, size, step, dtype):
     self._draws += 1
     return torch.randn(size, dtype=torch.float64).numpy().astype(dtype)
 
 
-def the_same(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+def the_same(self, real, size, step, dtype):
     self._draws = 0
     return real(self, size, step, dtype)
 
 
-def laplace(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+def laplace(self, real, size, step, dtype):
     self._draws += 1
     return np.random.default_rng().laplace(scale=0.5**0.5, size=size).astype(dtype)
 
 
-def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
+def repeated_after_resume(m):
     """The state of the stream is put back together with the checkpoint."""
-    kept: dict[str, Any] = {}
+    kept = {}
     use_one_key(m)
 
-    def saving(real: Any) -> Any:
-        def save(self: Session, *args: Any, **options: Any) -> None:
+    def saving(real):
+        def save(self, *args, **options):
             real(self, *args, **options)
             kept["state"] = self._pipeline.noise._key, self._pipeline.noise._draws
 
         return save
 
-    def restoring(real: Any) -> Any:
-        def restore(self: Session, folder: Any) -> Any:
+    def restoring(real):
+        def restore(self, folder):
             extra = real(self, folder)
             self._pipeline.noise._key, self._pipeline.noise._draws = kept["state"]
             return extra
@@ -184,11 +181,11 @@ def repeated_after_resume(m: pytest.MonkeyPatch) -> None:
     swapped(m, Session, "restore", restoring)
 
 
-def in_parameter_coordinates(m: pytest.MonkeyPatch) -> None:
+def in_parameter_coordinates(m):
     """The sum is mapped to parameter coordinates before the noise is added, not after."""
 
-    def make(real: Any) -> Any:
-        def clipped_sum(model: Any, layers: Any, metric: Any, *args: Any, **options: Any) -> Any:
+    def make(real):
+        def clipped_sum(model, layers, metric, *args, **options):
             sums, norms = real(model, layers, metric, *args, **options)
             as_released = Released(gradients=sums, noise_variance=1.0, step=0, release=1)
             return dict(read_out(as_released, metric, layers, "inverse").gradients), norms
@@ -198,10 +195,10 @@ def in_parameter_coordinates(m: pytest.MonkeyPatch) -> None:
     swapped(m, session, "clipped_sum", make)
 
 
-def actual_size(m: pytest.MonkeyPatch) -> None:
+def actual_size(m):
     seen = noting_batches(m)
 
-    def make(real: Any) -> Any:
+    def make(real):
         return lambda x, stddev, divisor, normal: real(
             x, stddev, max(1, len(seen[0][1].indices)), normal
         )
@@ -209,7 +206,7 @@ def actual_size(m: pytest.MonkeyPatch) -> None:
     swapped(m, mechanism, "gaussian_release", make)
 
 
-def rounded_to(dtype: torch.dtype) -> Patch:
+def rounded_to(dtype):
     return stream(
         lambda self, real, *args: (
             torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2])
@@ -217,24 +214,24 @@ def rounded_to(dtype: torch.dtype) -> Patch:
     )
 
 
-def on_a_grid(self: Any, real: Any, *args: Any) -> Any:
+def on_a_grid(self, real, *args):
     return np.rint(real(self, *args) * 2.0**18) / 2.0**18
 
 
-def cut_off(self: Any, real: Any, *args: Any) -> Any:
+def cut_off(self, real, *args):
     return np.clip(real(self, *args), -3.5, 3.5)
 
 
-def repeating(self: Any, real: Any, *args: Any) -> Any:
+def repeating(self, real, *args):
     self._draws %= 100
     return real(self, *args)
 
 
-def weakening(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
+def weakening(self, real, size, step, dtype):
     return real(self, size, step, dtype) * (1.0 if step < 70 else 0.9)
 
 
-def off_the_grid(m: pytest.MonkeyPatch) -> None:
+def off_the_grid(m):
     """The mechanism of rounded noise adds noise that is not rounded."""
     m.setattr(
         mechanism,
@@ -243,14 +240,14 @@ def off_the_grid(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def hiding(value: Any) -> Patch:
+def hiding(value):
     """The low eight bits of the first entry are replaced with value(sums, number of units)."""
 
-    def patch(m: pytest.MonkeyPatch) -> None:
+    def patch(m):
         seen = noting_batches(m)
 
-        def make(real: Any) -> Any:
-            def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
+        def make(real):
+            def release(tensors, stddev, divisor, normal):
                 noisy = real(tensors, stddev, divisor, normal)
                 units = len(seen[0][1].indices) if seen[0] else 0
                 bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
@@ -264,12 +261,12 @@ def hiding(value: Any) -> Patch:
     return patch
 
 
-def divided(change: Any) -> Patch:
+def divided(change):
     """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of
     units).
     """
 
-    def patch(m: pytest.MonkeyPatch) -> None:
+    def patch(m):
         seen = noting_batches(m)
         swapped(
             m,
@@ -283,20 +280,16 @@ def divided(change: Any) -> Patch:
     return patch
 
 
-def rounded_size(
-    real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int
-) -> Any:
+def rounded_size(real, tensors, stddev, divisor, normal, units):
     return real(tensors, stddev, max(divisor, 4 * round(units / 4)), normal)
 
 
-def sum_by_the_size(
-    real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int
-) -> Any:
+def sum_by_the_size(real, tensors, stddev, divisor, normal, units):
     share = divisor / max(divisor, units)
     return real({name: share * x for name, x in tensors.items()}, stddev, divisor, normal)
 
 
-def hash_of_sums(tensors: Any, _: int) -> int:
+def hash_of_sums(tensors, _):
     return hash(tuple(float(x.sum()) for x in tensors.values()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -45,17 +44,17 @@ class Leak:
     controlled: bool = True
 
 
-def swapped(m: pytest.MonkeyPatch, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+def swapped(m, owner, name, make):
     """Put `make(real)` in the place of a function of the real code."""
     m.setattr(owner, name, make(getattr(owner, name)))
 
 
-def noting_batches(m: pytest.MonkeyPatch) -> list[Any]:
+def noting_batches(m):
     """A list whose one entry is (session, batch, loss_fn) of the step that runs."""
-    seen: list[Any] = [None]
+    seen = [None]
 
-    def make(real: Any) -> Any:
-        def step(self: Session, batch: Any, loss_fn: Any) -> Any:
+    def make(real):
+        def step(self, batch, loss_fn):
             seen[0] = (self, batch, loss_fn)
             return real(self, batch, loss_fn)
 
@@ -65,14 +64,14 @@ def noting_batches(m: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def noting_sums(m: pytest.MonkeyPatch) -> list[Any]:
+def noting_sums(m):
     """A list whose one entry is the clipped sum and the norms of the step that runs, before the
     noise.
     """
-    seen: list[Any] = [None]
+    seen = [None]
 
-    def make(real: Any) -> Any:
-        def clipped_sum(self: Session, batch: Any, loss_fn: Any) -> Any:
+    def make(real):
+        def clipped_sum(self, batch, loss_fn):
             seen[0] = real(self, batch, loss_fn)
             return seen[0]
 

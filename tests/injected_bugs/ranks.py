@@ -5,9 +5,7 @@ training.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dpkfc.audit.findings import Finding, select_failed
-from dpkfc.audit.harness import Subject, open_session, script_plan
+from dpkfc.audit.harness import open_session, script_plan
 from dpkfc.audit.noise_samples import judge_noise
 from dpkfc.audit.replay import SEED, distance
 from dpkfc.distributed.context import DistributedContext
@@ -31,12 +29,12 @@ RANKS, SUBJECT, NOISE_STEPS = 2, "DP-SGD", 60
 BATCHES = [[0, 1, 2, 3, 4], [5], [], [6, 7]]
 
 
-def shared_by_none(m: pytest.MonkeyPatch) -> None:
+def shared_by_none(m):
     """Every rank takes the whole batch, so that each example counts once a rank."""
     m.setattr(DistributedContext, "shard", lambda self, indices: indices)
 
 
-def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
+def noise_of_its_own(m):
     """Every rank adds noise of its own to the common sum: who averages their weights averages the
     noise away.
     """
@@ -47,11 +45,11 @@ def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
     )
 
 
-def one_seed(m: pytest.MonkeyPatch) -> None:
+def one_seed(m):
     """Every rank adds its part of the noise before sums are reduced, from the same seed."""
 
-    def make(real: Any) -> Any:
-        def total(self: DistributedContext, tensors: Any) -> Any:
+    def make(real):
+        def total(self, tensors):
             noise = NoiseStream.repeatable(0)
             parts = enumerate(tensors.items())
             own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
@@ -69,7 +67,7 @@ def one_seed(m: pytest.MonkeyPatch) -> None:
     )
 
 
-PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+PATCHES = {
     "no leak": lambda m: None,
     "every rank takes the whole batch": shared_by_none,
     "noise of its own on every rank": noise_of_its_own,
@@ -77,9 +75,7 @@ PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def released(
-    subject: Subject, script: list[list[int]], seed: int | None
-) -> list[dict[str, torch.Tensor]]:
+def released(subject, script, seed):
     """What a session on a script releases; the examples behind the last are without a loss."""
     canaries = select(canaries_of(SUBJECT), "nothing else")
     plan = script_plan(subject.plan, script, subject.size + 1, seed=seed)
@@ -91,7 +87,7 @@ def released(
     return found
 
 
-def _worker(rank: int, port: int, folder: str) -> None:
+def _worker(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
@@ -108,7 +104,7 @@ def _worker(rank: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run(folder: Path) -> dict[str, list[Finding]]:
+def run(folder):
     """What is found wrong with each of `PATCHES`."""
     mp.spawn(_worker, args=(free_port(), str(folder)), nprocs=RANKS, join=True)
     alone = released(subject_of(SUBJECT), BATCHES, SEED)
@@ -121,7 +117,7 @@ def run(folder: Path) -> dict[str, list[Finding]]:
     return results
 
 
-def _judged(ranks: list[Any], alone: list[dict[str, torch.Tensor]]) -> Any:
+def _judged(ranks, alone):
     plan = subject_of(SUBJECT).plan
     unit = plan.expected_batch_size / plan.sensitivity
     apart = (

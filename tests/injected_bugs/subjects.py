@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.audit.harness import Subject
 from dpkfc.audit.replay import prepare_canaries
@@ -25,29 +23,27 @@ EVERY, PROBE = size(8, 2), size(16, 32)  # steps between refreshes, and examples
 C = 0.7  # neither 1 nor B, so that a factor too many or too few shows
 
 
-def private(**settings: Any) -> Any:
+def private(**settings):
     """A plan that adds secret noise."""
     examples = settings.pop("examples", N)
     values = {"expected_batch_size": B, "steps": STEPS, "max_grad_norm": C, **settings}
     return PrivacyConfig(**values).with_noise(1.0, 1e-3, examples)
 
 
-def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+def numbers(*shape, seed=1, dtype=torch.float64):
     return torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     ).to(dtype)
 
 
-def labels(count: int = N) -> Tensor:
+def labels(count=N):
     return torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2))
 
 
-def seeded(
-    make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64
-) -> Callable[[], nn.Module]:
+def seeded(make, dtype=torch.float64):
     """Makes the model with equal weights at every call."""
 
-    def model() -> nn.Module:
+    def model():
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             return make().to(dtype)
@@ -55,19 +51,17 @@ def seeded(
     return model
 
 
-def classified(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def classified(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def mlp(*middle: nn.Module) -> nn.Module:
+def mlp(*middle):
     return nn.Sequential(
         nn.Linear(WIDTH, 8), nn.Tanh(), nn.LayerNorm(8), *middle, nn.Linear(8, CLASSES)
     )
 
 
-def vectors(
-    dtype: torch.dtype = torch.float64, model: Callable[[], nn.Module] = mlp, **settings: Any
-) -> Subject:
+def vectors(dtype=torch.float64, model=mlp, **settings):
     """A classifier of short vectors."""
     return Subject(
         plan=private(**settings),
@@ -77,38 +71,38 @@ def vectors(
     )
 
 
-def public(width: int = WIDTH, count: int = 32) -> PublicData:
+def public(width=WIDTH, count=32):
     scale = torch.linspace(0.1, 3, width)
     return PublicData(
         numbers(count, width, seed=3, dtype=torch.float32) * scale, provenance="made up"
     )
 
 
-def kfac(every: int = EVERY) -> KFAC:
+def kfac(every=EVERY):
     return KFAC(sides="both", probe=FeatureNoise(WIDTH), probe_size=PROBE, every=every)
 
 
 class Tied(nn.Module):
     """An embedding whose table is the output layer too."""
 
-    def __init__(self, tied: bool = True) -> None:
+    def __init__(self, tied=True):
         super().__init__()
         self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 9, bias=False)
         if tied:
             self.head.weight = self.table.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(torch.tanh(self.table(ids)))
 
 
-def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def next_token(model, batch):
     ids = batch[0]
     return 5 * F.cross_entropy(
         model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none"
     ).sum(1)
 
 
-def texts(tied: bool = True, **settings: Any) -> Subject:
+def texts(tied=True, **settings):
     ids = torch.randint(0, 9, (N, 6), generator=torch.Generator().manual_seed(4))
     return Subject(
         plan=private(**settings),
@@ -119,23 +113,23 @@ def texts(tied: bool = True, **settings: Any) -> Subject:
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.read, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.read(x)[0][:, -1])
 
 
-def sequences(**settings: Any) -> Subject:
+def sequences(**settings):
     data = (numbers(N, 4, 3), labels())
     return Subject(
         plan=private(**settings), model=seeded(Recurrent), dataset=data, loss_fn=classified
     )
 
 
-def images(dtype: torch.dtype = torch.float32, augment: Any = None, **settings: Any) -> Subject:
-    def net() -> nn.Module:
+def images(dtype=torch.float32, augment=None, **settings):
+    def net():
         return nn.Sequential(
             nn.Conv2d(2, 4, 3, padding=1),
             nn.ReLU(),
@@ -154,13 +148,13 @@ def images(dtype: torch.dtype = torch.float32, augment: Any = None, **settings: 
     )
 
 
-def jittered(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def jittered(batch):
     """Each row changed at random, on its own."""
     x = batch[0]
     return (x * (1 + 0.3 * torch.rand(len(x), *[1] * (x.dim() - 1)).to(x)), *batch[1:])
 
 
-def patients(**settings: Any) -> Subject:
+def patients(**settings):
     """Twenty units of one to three records."""
     units = torch.cat([torch.arange(20), torch.arange(0, 20, 2), torch.arange(0, 20, 2)])
     settings = {
@@ -179,10 +173,10 @@ def patients(**settings: Any) -> Subject:
     )
 
 
-def wide(**settings: Any) -> Subject:
+def wide(**settings):
     """Enough numbers for noise that is 2 % short."""
 
-    def net() -> nn.Module:
+    def net():
         return nn.Sequential(
             nn.Linear(30, 60), nn.Tanh(), nn.Linear(60, 30), nn.Tanh(), nn.Linear(30, CLASSES)
         )
@@ -191,7 +185,7 @@ def wide(**settings: Any) -> Subject:
     return Subject(plan=private(**settings), model=seeded(net), dataset=data, loss_fn=classified)
 
 
-def cancelling() -> Subject:
+def cancelling():
     """Sequences cut to the longest of a batch, of positions that cancel but for a small rest; the
     last one is longer.
     """
@@ -215,13 +209,13 @@ def cancelling() -> Subject:
     )
 
 
-def cut(examples: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def cut(examples):
     longest = max(int(length) for *_, length in examples)
     columns = [torch.stack(column) for column in zip(*examples, strict=True)]
     return (*(x[:, :longest] for x in columns[:-1]), columns[-1])
 
 
-def flat() -> Subject:
+def flat():
     """A linear loss of long vectors that are alike, so that what moves one norm moves the sum."""
     return Subject(
         plan=private(),
@@ -234,11 +228,11 @@ def flat() -> Subject:
 class Writer(nn.Module):
     """Keeps the mean of what it has seen in a parameter that is not trained."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.centre = nn.Parameter(torch.zeros(8), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training and len(x):
             with torch.no_grad():
                 self.centre += 0.1 * x.detach().nan_to_num(0, 1, -1).mean(0)
@@ -248,15 +242,15 @@ class Writer(nn.Module):
 class Mixer(nn.Module):
     """Subtracts the mean over the batch."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x - 0.5 * x.nan_to_num(0, 1, -1).mean(0, keepdim=True)
 
 
-def mixed(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def mixed(batch):
     return (0.7 * batch[0] + 0.3 * batch[0].roll(1, 0), *batch[1:])
 
 
-def half_mixed(x: Tensor) -> Tensor:
+def half_mixed(x):
     """Return rows of which the first half holds a part of the second."""
     half = len(x) // 2
     return torch.cat([0.7 * x[:half] + 0.3 * x[half : 2 * half], x[half:]])
@@ -265,37 +259,37 @@ def half_mixed(x: Tensor) -> Tensor:
 class HalfMixer(nn.Module):
     """Mixes the first half of a batch into the second, in reverse order."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return half_mixed(x.flip(0)).flip(0)
 
 
-def half_mixed_batch(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def half_mixed_batch(batch):
     return (half_mixed(batch[0]), *batch[1:])
 
 
-def half_mixed_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+def half_mixed_loss(model, batch):
     return classified(model, half_mixed_batch(batch))
 
 
 class Positions(nn.Module):
     """A linear layer at eight positions, wide enough for norms by Gram matrices."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.read, self.head = nn.Linear(40, 36), nn.Linear(36, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.read(x)).mean(1))
 
 
-def positions() -> Subject:
+def positions():
     data = (numbers(N, 8, 40, dtype=torch.float32), labels())
     return Subject(
         plan=private(), model=seeded(Positions, torch.float32), dataset=data, loss_fn=classified
     )
 
 
-def ngd() -> Subject:
+def ngd():
     preconditioner = NGD(
         probe=public(),
         probe_size=PROBE,
@@ -307,7 +301,7 @@ def ngd() -> Subject:
     return vectors(preconditioner=preconditioner, readout="natural")
 
 
-def gep() -> Subject:
+def gep():
     made = GEP(
         probe=public(),
         rank=3,
@@ -320,7 +314,7 @@ def gep() -> Subject:
     return vectors(preconditioner=made, clipping="embedding_residual", max_grad_norm=1.0)
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {
+SUBJECTS = {
     "DP-SGD": vectors,
     "DP-SGD in float32": functools.partial(vectors, torch.float32),
     "DP-KFC": lambda: vectors(preconditioner=kfac()),
@@ -345,32 +339,30 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "cancelling sequences": cancelling,
     "long vectors": flat,
 }
-MIXING: dict[
-    str, Callable[[], Subject]
-] = {  # refused on public rows; without that check, one example at a time
+MIXING = {  # refused on public rows; without that check, one example at a time
     "mixing model": lambda: vectors(model=lambda: mlp(Mixer())),
     "mixup": lambda: images(torch.float64, mixed, augmentations=2),
     "half-batch mixup": lambda: images(torch.float64, half_mixed_batch, augmentations=2),
     "half-batch mixup in the model": lambda: vectors(model=lambda: mlp(HalfMixer())),
     "half-batch mixup in the loss": lambda: replace(vectors(), loss_fn=half_mixed_loss),
 }
-FAULTY: dict[str, Callable[[], Subject]] = {  # refused in every pass
+FAULTY = {  # refused in every pass
     "writing model": lambda: vectors(model=lambda: mlp(Writer())),
 }
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name):
     """The subject of this name, new."""
     return (SUBJECTS | MIXING | FAULTY)[name]()
 
 
 @functools.cache
-def canaries_of(name: str) -> Canaries:
+def canaries_of(name):
     """All canaries of a subject, for the metric of the real code."""
     return prepare_canaries(subject_of(name))
 
 
-def select(canaries: Canaries, *parts: str) -> Canaries:
+def select(canaries, *parts):
     """The canaries whose names contain one of the parts, and the one without a loss."""
     selected = Canaries()
     numbers = {}

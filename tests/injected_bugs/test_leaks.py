@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.injected_bugs import in_clip, in_data, in_noise, ranks
 from tests.injected_bugs.detectors import DETECTORS, SMALL, caught
 from tests.injected_bugs.subjects import MIXING, SUBJECTS, canaries_of, select, subject_of
 
-Evidence = Callable[..., None]
 LEAKS = [*in_noise.LEAKS, *in_clip.LEAKS, *in_data.LEAKS]
 CONTROL = (
     "as it is",

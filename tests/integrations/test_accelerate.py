@@ -30,7 +30,7 @@ def _fresh():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def data() -> TensorDataset:
+def data():
     return TensorDataset(torch.randn(N, 6), torch.randint(0, 3, (N,)))
 
 
@@ -38,18 +38,18 @@ def losses(model, batch):
     return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
 
 
-def make_session(model: nn.Module, optimizer=None, noise: float = 1.0) -> Session:
+def make_session(model, optimizer=None, noise=1.0):
     plan = PrivacyConfig(expected_batch_size=8, steps=4, accountant="rdp").with_noise(
         noise, 1e-3, N
     )
     return Session(plan, model, optimizer or torch.optim.SGD(model.parameters(), 0.1), data())
 
 
-def mlp() -> nn.Module:
+def mlp():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
 
 
-def weights(model: nn.Module) -> torch.Tensor:
+def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -102,7 +102,7 @@ def test_another_model_than_the_sessions_is_refused():
 class Wrapper(nn.parallel.DistributedDataParallel):
     """As prepare wraps a model where there are several processes."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         nn.Module.__init__(self)
         self.module = module
 

@@ -93,7 +93,7 @@ def test_the_check_of_a_model_takes_no_length_from_a_private_batch(first, sequen
 # -- rows that change on their way -----------------------------------------------------------------
 
 
-def list_warnings(change) -> list[str]:
+def list_warnings(change):
     _, model, optimizer, batches = private(data_loader=loader(batch_size=20))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -106,11 +106,11 @@ def list_warnings(change) -> list[str]:
 class WithMean(nn.Module):
     """Returns the mean over the batch beside its outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(6, 3).double()
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x):
         y = self.layer(x)
         return y, y.mean(0)
 
@@ -129,7 +129,7 @@ def test_no_error_tells_the_size_of_a_private_batch():
 # -- a run that goes on ----------------------------------------------------------------------------
 
 
-def one_pass(model, optimizer, batches, physical: int | None) -> int:
+def one_pass(model, optimizer, batches, physical):
     if physical is None:
         return train(model, optimizer, batches)
     with cut(batches, optimizer, physical) as parts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("transformers")
 from transformers import TrainingArguments
@@ -19,21 +19,21 @@ PLAN = PrivacyConfig(expected_batch_size=16, steps=3, accountant="rdp").with_noi
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)
         self.b = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))
         self.b.parametrizations.weight.requires_grad_(False)
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(self, x, labels=None):
         z = self.b(self.drop(self.norm(self.a(x))))
         return (
             {"logits": z} if labels is None else {"logits": z, "loss": F.cross_entropy(z, labels)}
         )
 
 
-def trainer(model: nn.Module, folder) -> PrivateTrainer:
+def trainer(model, folder):
     rows = [{"x": torch.randn(6), "labels": torch.randint(3, ())} for _ in range(48)]
     args = TrainingArguments(str(folder), report_to=[], use_cpu=True, save_strategy="no")
     return PrivateTrainer(model, args, plan=PLAN, train_dataset=rows)

@@ -41,7 +41,7 @@ from tests.recording import Heard
 class Calls(TrainerCallback):
     """Counts the steps of the optimizer and the events, and raises at a step where asked to."""
 
-    def __init__(self, raise_at: int | None = None) -> None:
+    def __init__(self, raise_at=None):
         self.raise_at, self.steps, self.events = raise_at, 0, []
 
     def on_train_begin(self, args, state, control, optimizer=None, **_):

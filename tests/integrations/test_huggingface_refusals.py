@@ -115,7 +115,7 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path):
 class Tokenizer(list):
     """Has ids from 0 to its length, as the classes of transformers."""
 
-    def __call__(self, *_: object) -> None: ...
+    def __call__(self, *_): ...
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path):

@@ -93,7 +93,7 @@ def test_schedules_are_stepped_at_their_interval(interval, frequency, stepped, t
 
 
 class Logging(Net):
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.name = name
 
@@ -123,7 +123,7 @@ def test_a_private_loss_is_logged_only_under_a_name_that_says_so(tmp_path):
 class AtTheEnd(Net):
     """Fills a meter where the loss is made, and logs it when the epoch has ended."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.name, self.meter = name, Heard()
 
@@ -154,7 +154,7 @@ def test_what_hooks_of_the_training_log_is_marked(tmp_path):
 
 
 class Fails(L.Callback):
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
 
     def on_train_batch_end(self, trainer, *_):
@@ -204,7 +204,7 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path):
                 raise error
             return super().per_example_loss(batch)
 
-    error: BaseException = KeyError()
+    error = KeyError()
     trainer, *_ = fit(tmp_path / "goes on", Breaks(), plan_of(sampler="fixed"))
     assert trainer.global_step == releases(tmp_path / "goes on") == 7
     # Its owner ends it.

@@ -31,7 +31,7 @@ def _quiet():
 
 
 class Plain(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(6, 3)
 

@@ -32,22 +32,22 @@ PRIVATE = {f"not_private/{name}" for name in PRIVATE_FIGURES}
 class Kept:
     """A writer that keeps what it is handed."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict]] = []
-        self.parameters: dict = {}
+    def __init__(self):
+        self.rows = []
+        self.parameters = {}
         self.private = self.is_closed = None
 
-    def open(self, parameters, *, private) -> None:
+    def open(self, parameters, *, private):
         self.parameters, self.private = dict(parameters), private
 
-    def write(self, figures, step) -> None:
+    def write(self, figures, step):
         self.rows.append((step, dict(figures)))
 
-    def close(self) -> None:
+    def close(self):
         self.is_closed = True
 
 
-def trained(logger: Logger, **settings):
+def trained(logger, **settings):
     with session(plan(1.0, test_mode_seed=None, **settings), net(), callbacks=[logger]) as s:
         train(s)
     return s

@@ -271,7 +271,7 @@ def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build):
 # -- all runs on the same people -------------------------------------------------------------------
 
 
-def charging(budget: Budget) -> PrivacyEngine:
+def charging(budget):
     return PrivacyEngine(accountant="rdp", budget=budget)
 
 

@@ -205,7 +205,7 @@ def test_history_state_and_precision_of_the_accountant():
     optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=B / N))
     train(model, optimizer, batches, 3)
     assert accountant.history == [(2.0, B / N, 3)] and len(accountant) == 3
-    target: dict = {"epoch": 1}
+    target = {"epoch": 1}
     state = accountant.state_dict(target)
     assert state is target and state["mechanism"] == "rdp" and state["epoch"] == 1
     epsilon = engine.get_epsilon(1e-3)
@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_model_and_a_path_that_is_a_file_are_refused(tmp
 # -- the validator ---------------------------------------------------------------------------------
 
 
-def block() -> nn.Module:
+def block():
     return nn.Sequential(
         nn.Conv2d(1, 24, 3),
         nn.BatchNorm2d(24, eps=1e-3),
@@ -329,7 +329,7 @@ def test_frozen_norms_in_eval_mode_stay_and_an_optimizer_made_before_is_named():
 class Bounded(torch.optim.SGD):
     """Changes the release and the weights around the step of its base class."""
 
-    def step(self, closure: None = None) -> None:
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad.mul_(0.5)

@@ -32,13 +32,13 @@ Pair = namedtuple("Pair", "x y")
 class Rows(Dataset):
     """A dataset whose examples have some structure."""
 
-    def __init__(self, wrap) -> None:
+    def __init__(self, wrap):
         self.wrap, self.data = wrap, data()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int):
+    def __getitem__(self, i):
         return self.wrap(*self.data[i], i)
 
 
@@ -76,10 +76,10 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of):
 class Augmented(Dataset):
     """A dataset that draws from the global generator, as augmentation does."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int):
+    def __getitem__(self, i):
         return torch.rand(6), i % 3
 
 

@@ -49,50 +49,50 @@ class Plain(Mixing):
         return gradient
 
 
-def contrastive(out: Tensor, y: Tensor) -> Tensor:
+def contrastive(out, y):
     return F.cross_entropy(out @ out.T, torch.arange(len(out)))
 
 
-def cox(out: Tensor, y: Tensor) -> Tensor:
+def cox(out, y):
     return (torch.logcumsumexp(out[:, 0], 0) - out[:, 0]).mean()
 
 
-def dice(out: Tensor, y: Tensor) -> Tensor:
+def dice(out, y):
     p = out.sigmoid()
     return 1 - 2 * (p * F.one_hot(y, 3)).sum() / (p.sum() + len(y))
 
 
-def centred(out: Tensor, y: Tensor) -> Tensor:
+def centred(out, y):
     return F.cross_entropy(out - out.mean(0), y)
 
 
-def broadcast(out: Tensor, y: Tensor) -> Tensor:
+def broadcast(out, y):
     return (out[:, :1] - y).square().mean()
 
 
-def hooked(out: Tensor, y: Tensor) -> Tensor:
+def hooked(out, y):
     out.register_hook(lambda g: g - g.mean(0))
     return F.cross_entropy(out, y)
 
 
-def written(out: Tensor, y: Tensor) -> Tensor:
+def written(out, y):
     out.data.sub_(out.data.mean(0))
     return F.cross_entropy(out, y)
 
 
-def with_own_backward(out: Tensor, y: Tensor) -> Tensor:
+def with_own_backward(out, y):
     return F.cross_entropy(Mixing.apply(out), y)
 
 
-def weigh_classes(out: Tensor, y: Tensor) -> Tensor:
+def weigh_classes(out, y):
     return F.cross_entropy(out, y, weight=out.new_tensor([1.0, 2.0, 0.5]))
 
 
-def without_a_class(out: Tensor, y: Tensor) -> Tensor:
+def without_a_class(out, y):
     return F.cross_entropy(out, y, ignore_index=0)
 
 
-def weighted_by_numpy(out: Tensor, y: Tensor) -> Tensor:
+def weighted_by_numpy(out, y):
     return (F.cross_entropy(out, y, reduction="none") * torch.from_numpy(1.0 * y.numpy())).mean()
 
 
@@ -139,11 +139,11 @@ def test_a_batch_that_a_script_has_written_into_is_refused():
 class OneByOne(nn.Module):
     """A model whose batch axis is not proved, since its backward pass is Python code."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = mlp()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(Plain.apply(self.inner[0](x)) @ self.inner[0].weight)
 
 
@@ -181,11 +181,11 @@ def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof():
 
 
 class Applied(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return Plain.apply(x)
 
 
-def check_torch_is_as_before() -> None:
+def check_torch_is_as_before():
     assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
     assert Tensor.backward is TORCH_BACKWARD
 
@@ -214,7 +214,7 @@ def test_a_refused_model_leaves_torch_as_it_was():
     check_torch_is_as_before()
 
 
-def leave_batch(loss) -> weakref.ref[nn.Module]:
+def leave_batch(loss):
     _, model, _, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
     with suppress(ValueError):
@@ -279,7 +279,7 @@ def test_ignored_labels_count_in_the_divisor():
 def test_what_an_earlier_batch_has_left_is_no_public_number(where):
     """One example of an earlier batch would move the gradients of a whole later one."""
     _, model, optimizer, batches = private()
-    left: list[Tensor] = []
+    left = []
     steps = 0
     with pytest.raises(ValueError, match="an earlier batch"):
         for x, y in batches:

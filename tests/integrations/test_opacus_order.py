@@ -256,11 +256,11 @@ def test_what_is_not_training_is_not_recorded():
 class Centred(nn.Module):
     """Mixes examples without a BatchNorm."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(6, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         y = self.inner(x)
         return y - y.mean(0, keepdim=True)
 

@@ -4,11 +4,8 @@ loop does.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.integrations.opacus_cases import (
@@ -26,7 +23,7 @@ from tests.integrations.opacus_cases import (
 MARK = 50.0
 
 
-def marked() -> DataLoader:
+def marked():
     """A loader over data of which example 0 can be recognised."""
     x, y = data().tensors
     x = x.clone()
@@ -34,11 +31,11 @@ def marked() -> DataLoader:
     return DataLoader(TensorDataset(x, y), batch_size=B)
 
 
-def bad(x: Tensor) -> bool:
+def bad(x):
     return bool(len(x)) and float(x.max()) >= MARK
 
 
-def skip_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_in_evaluation_mode(model, optimizer, batches, seen):
     for x, y in batches:
         model.eval()
         if bad(x):
@@ -49,7 +46,7 @@ def skip_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list
         seen.append(bad(x))
 
 
-def skip_as_a_new_pass(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_as_a_new_pass(model, optimizer, batches, seen):
     for x, y in batches:
         if bad(x):
             return
@@ -58,9 +55,7 @@ def skip_as_a_new_pass(model: Any, optimizer: Any, batches: Any, seen: list[bool
         seen.append(bad(x))
 
 
-def skip_by_an_error_in_the_step(
-    model: Any, optimizer: Any, batches: Any, seen: list[bool]
-) -> None:
+def skip_by_an_error_in_the_step(model, optimizer, batches, seen):
     for x, y in batches:
         out = model(x)
         if bad(x):
@@ -73,7 +68,7 @@ def skip_by_an_error_in_the_step(
             optimizer.zero_grad()
 
 
-def skip_a_part(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_a_part(model, optimizer, batches, seen):
     with cut(batches, optimizer, 2) as physical:
         for x, y in physical:
             if bad(x):
@@ -97,7 +92,7 @@ def test_no_batch_is_chosen_by_its_content(way):
     engine, model, optimizer, batches = private(
         data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0
     )
-    seen: list[bool] = []
+    seen = []
     counts = []
     for _ in range(12):
         try:

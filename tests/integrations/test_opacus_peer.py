@@ -28,7 +28,7 @@ from tests.integrations.opacus_cases import (
 opacus = pytest.importorskip("opacus")
 
 
-def peer(model: nn.Module, source: DataLoader, max_grad_norm: float, **settings: object):
+def peer(model, source, max_grad_norm, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return opacus.PrivacyEngine().make_private(

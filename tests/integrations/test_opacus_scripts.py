@@ -367,14 +367,14 @@ ALL = {
 }
 
 
-def images(channels: int, size: int, n: int = N):
+def images(channels, size, n=N):
     """Random pictures and classes."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 3, (n,), generator=generator)
     return torch.randn(n, channels, size, size, generator=generator), labels
 
 
-def tokens(n: int = N):
+def tokens(n=N):
     """Ids of different lengths, padded with 0, and a class that the first of them decides."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(3, 9, (n,), generator=generator)
@@ -383,7 +383,7 @@ def tokens(n: int = N):
     return ids, mask, ids[:, 0] % 3
 
 
-def run(imports: str, script: str, epochs: int = 2) -> dict[str, object]:
+def run(imports, script, epochs=2):
     names = {"torch": torch, "nn": nn, "F": F, "tokens": tokens, "images": images}
     names["EPOCHS"] = epochs
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 pytest.importorskip("trl")
 from datasets import Dataset, disable_progress_bars
@@ -25,7 +20,7 @@ from transformers import (
 )
 from trl import DPOConfig, SFTConfig
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.huggingface import open_session
 from dpkfc.integrations.trl import PrivateDPOTrainer, PrivateSFTTrainer
 from dpkfc.privacy.ledger import verify
@@ -33,7 +28,6 @@ from dpkfc.step_record import Batch
 
 N, CLIP, LONGEST = 12, 0.09, 10
 WORDS = ["<pad>", "<s>", "</s>", *"abcdefghijklm"]
-Trainer = PrivateSFTTrainer | PrivateDPOTrainer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +35,7 @@ def _quiet():
     disable_progress_bars()
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="a"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "a"}
@@ -59,28 +53,28 @@ SIZES = {
 }
 
 
-def model_of(dtype: torch.dtype = torch.float64) -> nn.Module:
+def model_of(dtype=torch.float64):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SIZES)).to(dtype)
 
 
-def adapter() -> LoraConfig:
+def adapter():
     """Not the identity at the start, so that both of its matrices have gradients."""
     return LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 
 
-def texts(rng: np.random.Generator, most: int) -> str:
+def texts(rng, most):
     return " ".join(rng.choice(WORDS[3:], rng.integers(1, most)))
 
 
-def prompts() -> Dataset:
+def prompts():
     """Prompts and completions of several lengths; the last prompt alone fills `LONGEST`."""
     rng = np.random.default_rng(0)
     rows = [{"prompt": texts(rng, 4), "completion": " " + texts(rng, 6)} for _ in range(N - 1)]
     return Dataset.from_list([*rows, {"prompt": "a " * LONGEST + "b", "completion": " c d"}])
 
 
-def pairs() -> Dataset:
+def pairs():
     rng = np.random.default_rng(1)
     rows = [
         {"prompt": texts(rng, 4), "chosen": " " + texts(rng, 6), "rejected": " " + texts(rng, 6)}
@@ -90,7 +84,7 @@ def pairs() -> Dataset:
     return Dataset.from_list([*rows, long])
 
 
-def plan_of(n: int = N, **settings: Any) -> Plan:
+def plan_of(n=N, **settings):
     chosen = {"expected_batch_size": 4, "steps": 2, "max_grad_norm": CLIP, "accountant": "rdp"}
     chosen |= {"max_physical_batch_size": 5}
     return PrivacyConfig(**{**chosen, **settings}).with_noise(1.0, 1e-3, n)
@@ -101,7 +95,7 @@ QUIET |= {"save_strategy": "no"}
 KEYWORDS = {"plan", "train_dataset", "eval_dataset", "units", "peft_config", "per_example_loss"}
 
 
-def sft(folder: Path, model: Any = None, **settings: Any) -> PrivateSFTTrainer:
+def sft(folder, model=None, **settings):
     own = {name: settings.pop(name) for name in KEYWORDS & set(settings)}
     chosen = {"plan": plan_of(), "train_dataset": prompts(), "peft_config": adapter(), **own}
     args = SFTConfig(str(folder), **{"max_length": LONGEST, **QUIET, **settings})
@@ -109,7 +103,7 @@ def sft(folder: Path, model: Any = None, **settings: Any) -> PrivateSFTTrainer:
     return PrivateSFTTrainer(model, args, processing_class=tokenizer(), **chosen)
 
 
-def dpo(folder: Path, model: Any = None, **settings: Any) -> PrivateDPOTrainer:
+def dpo(folder, model=None, **settings):
     own = {name: settings.pop(name) for name in KEYWORDS & set(settings)}
     chosen = {"plan": plan_of(), "train_dataset": pairs(), "peft_config": adapter(), **own}
     args = DPOConfig(str(folder), **{"max_length": LONGEST, **QUIET, **settings})
@@ -120,21 +114,21 @@ def dpo(folder: Path, model: Any = None, **settings: Any) -> PrivateDPOTrainer:
 # -- gradients, against a loop over single examples ------------------------------------------------
 
 
-def log_probabilities(model: nn.Module, ids: list[int]) -> Tensor:
+def log_probabilities(model, ids):
     """Of each token after the first, from a text alone and without padding."""
     row = torch.tensor([ids])
     logits = model(input_ids=row).logits[0, :-1]
     return logits.log_softmax(-1)[torch.arange(len(ids) - 1), row[0, 1:]]
 
 
-def completion_loss(model: nn.Module, row: dict[str, str]) -> Tensor:
+def completion_loss(model, row):
     prompt, own = (tokenizer()(row[name])["input_ids"] for name in ("prompt", "completion"))
     labels = len([*own, 2][: max(0, LONGEST - len(prompt))])
     logps = log_probabilities(model, [*prompt, *own, 2][:LONGEST])
     return -logps[logps.numel() - labels :].mean() if labels else 0 * logps.sum()
 
 
-def preference_loss(model: nn.Module, row: dict[str, str], beta: float = 0.1) -> Tensor:
+def preference_loss(model, row, beta=0.1):
     prompt = tokenizer()(row["prompt"])["input_ids"]
     ratios = []
     for name in ("chosen", "rejected"):
@@ -148,9 +142,7 @@ def preference_loss(model: nn.Module, row: dict[str, str], beta: float = 0.1) ->
     return -F.logsigmoid(beta * (ratios[0] - ratios[1]))
 
 
-def loop_over(
-    model: nn.Module, rows: Dataset, loss: Callable[[nn.Module, Any], Tensor]
-) -> tuple[Tensor, Tensor]:
+def loop_over(model, rows, loss):
     """The clipped sum and the norms, one example after the other."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     total, norms = 0, []
@@ -162,7 +154,7 @@ def loop_over(
     return total, torch.stack(norms)
 
 
-def sft_of_experts(folder: Path) -> PrivateSFTTrainer:
+def sft_of_experts(folder):
     """With an adapter of rank 4 and one of rank 2 for each expert."""
     torch.manual_seed(0)
     sparse = MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
@@ -279,7 +271,7 @@ def test_packing_joins_the_rows_of_one_unit(tmp_path):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def refusals() -> Iterator[tuple[Any, dict[str, Any], str]]:
+def refusals():
     yield sft, {"packing": True}, "packing puts several people into one row"
     yield sft, {"packing": True, "units": "prompt"}, "packing_strategy='wrapped'"
     yield sft, {"padding_free": True}, "joins a batch into one row"

@@ -16,7 +16,7 @@ from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 
-def _text(diagnosis, width: int = 160) -> str:
+def _text(diagnosis, width=160):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(layer_table(diagnosis, "model"))
     return console.file.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,11 @@ EMPTY = {"meta", "link", "img", "br", "input", "hr"}
 class Checked(HTMLParser):
     """Every element with its attributes; complains about an element that is not closed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
+        self.open = []
+        self.elements = []
+        self.texts = []
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -40,7 +39,7 @@ class Checked(HTMLParser):
             self.texts.append(data)
 
 
-def checked(page: str) -> Checked:
+def checked(page):
     parser = Checked()
     parser.feed(page)
     parser.close()
@@ -48,7 +47,7 @@ def checked(page: str) -> Checked:
     return parser
 
 
-def render_page(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
+def render_page(tmp_path, words="", method="dp-kfc"):
     run_folder(tmp_path / "a", method, words=words, recipe=words or "digits")
     run_folder(tmp_path / "b", "dp-sgd", sigma=2.0)
     (tmp_path / "a" / "plots").mkdir()
@@ -190,7 +189,7 @@ def test_a_page_is_written_over_an_earlier_page_and_no_other_file(tmp_path):
     assert (tmp_path / "mine.html").read_text() == "mine"
 
 
-def _called(*words: str) -> int:
+def _called(*words):
     from dpkfc.cli import main
 
     with pytest.raises(SystemExit) as ended:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpkfc.app.html.answer import Answer, answer_panels, difference, interval
-from dpkfc.app.html.contents import Contents, RunSummary
+from dpkfc.app.html.answer import answer_panels, difference, interval
+from dpkfc.app.html.contents import Contents
 from dpkfc.app.html.groups import comparable_panels, group_runs
 from dpkfc.app.html.page import build
 from tests.report.page_cases import summary
 
 
-def answers_of(runs: list[RunSummary]) -> list[Answer]:
+def answers_of(runs):
     return answer_panels(comparable_panels(group_runs(runs)))
 
 

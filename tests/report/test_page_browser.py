@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -88,7 +86,7 @@ def pages(tmp_path_factory):
     return found
 
 
-def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> Any:
+def opened(browser, path, width=1400, scheme="light"):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.execute_cdp_cmd(
@@ -102,20 +100,20 @@ def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -
     return browser
 
 
-def until(browser: Any, script: str) -> None:
+def until(browser, script):
     end = time.monotonic() + 300
     while not browser.execute_script(script):
         assert time.monotonic() < end, f"never came true: {script}"
         time.sleep(0.05)
 
 
-def open_all(browser: Any) -> None:
+def open_all(browser):
     browser.execute_script(
         "for (const one of document.querySelectorAll('details')) one.open = true"
     )
 
 
-def requested(browser: Any, page: Path) -> list[str]:
+def requested(browser, page):
     """Addresses that the browser asked for, beside the page itself and what it holds."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [
@@ -144,7 +142,7 @@ def test_it_renders_without_a_complaint_and_asks_for_nothing(browser, pages):
     assert not browser.get_log("browser")
 
 
-def _column(browser: Any, index: int) -> list[str]:
+def _column(browser, index):
     rows = "return [...document.querySelectorAll('#run-table tbody tr')]"
     return browser.execute_script(f"{rows}.map((r) => r.cells[{index}].textContent)")
 
@@ -200,7 +198,7 @@ def test_a_method_is_hidden_everywhere_and_comes_back(browser, pages):
     )
 
 
-def fits(browser: Any) -> None:
+def fits(browser):
     assert browser.execute_script(
         "return [document.documentElement.scrollWidth <= innerWidth, innerWidth]"
     ) == [True, 390]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,7 @@ def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path):
     assert read_all([path]).runs[0].warnings == ["UNCERTIFIED"]
 
 
-def _damage(path: Path, how: str) -> None:
+def _damage(path, how):
     card = path / "privacy_card.json"
     if how == "half-written":
         card.unlink()

@@ -10,14 +10,13 @@ import warnings
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from dpkfc.app.picture_data import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
 from dpkfc.app.picture_style import save
 from dpkfc.app.run_pictures import comparison, effects, history, signal_to_noise, spectra
 
 
-def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
+def _curve(label="DP-KFC on digits", count=6, **changed):
     steps = list(range(0, 10 * count, 10))
     values = {
         "label": label,
@@ -31,7 +30,7 @@ def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
     return Curve(**{**values, **changed})
 
 
-def _spectra(count: int) -> list[LayerSpectra]:
+def _spectra(count):
     values = {"A": np.exp(-np.linspace(0, 9, 50)), "G": [1.0, 0.1, 0.0, 0.0]}
     points = {side: spectrum_points(known) for side, known in values.items()}
     return [
@@ -40,7 +39,7 @@ def _spectra(count: int) -> list[LayerSpectra]:
     ]
 
 
-def _signals(count: int) -> list[LayerSignal]:
+def _signals(count):
     return [
         LayerSignal(name=f"blocks.{i} · Conv2d", plain=10.0**-i, preconditioned=0.5)
         for i in range(count)
@@ -109,7 +108,7 @@ def test_every_figure_is_drawn(tmp_path, name):
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
 
 
-def _boxes(figure: Figure) -> list:
+def _boxes(figure):
     """The rectangles of all visible texts, stamps left out."""
     renderer = figure.canvas.get_renderer()
     # Ticks beyond the limits of an axis are kept by matplotlib but not drawn.

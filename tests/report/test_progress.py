@@ -9,7 +9,7 @@ from rich.console import Console
 from dpkfc.app.progress import TrainingProgress
 
 
-def _draw_bar(done: int = 0) -> str:
+def _draw_bar(done=0):
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=140, color_system=None)
     with TrainingProgress(10, done=done, console=console, label="DP-KFC") as progress:

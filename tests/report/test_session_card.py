@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,26 +23,26 @@ from dpkfc.report.card_files import to_markdown
 from dpkfc.report.verify import verify_ledger
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
-SAID: dict[str, Any] = {
+SAID = {
     "title": "mine",
     "chosen_by": "beforehand",
     "not_private": {"loss": "of private data"},
 }
 
 
-def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+def loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def trained(
-    plan: Any,
-    path: Path | None,
+    plan,
+    path,
     *,
-    steps: int,
-    save: Path | None = None,
-    restore: Path | None = None,
-    **more: Any,
-) -> Session:
+    steps,
+    save=None,
+    restore=None,
+    **more,
+):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     with Session(
@@ -59,12 +57,12 @@ def trained(
     return session
 
 
-def plan_of(**changed: Any) -> Any:
+def plan_of(**changed):
     settings = {"expected_batch_size": 10, "steps": 6, "accountant": "rdp", **changed}
     return PrivacyConfig(**settings).with_noise(1.0, 1e-3, 10 if "unit" in changed else N)
 
 
-def kfac() -> KFAC:
+def kfac():
     return KFAC(probe=PinkNoise((1, 8, 8)), every=2, probe_size=8)
 
 

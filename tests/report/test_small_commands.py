@@ -54,7 +54,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def _losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _losses(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
@@ -101,7 +101,7 @@ def test_the_record_for_the_registry_passes_its_schema_and_says_what_is_missing(
     assert not [*check.iter_errors(registry_record(uncertified))]
 
 
-def _check_entry(run: Path, place: Path, check: jsonschema.Draft7Validator) -> None:
+def _check_entry(run, place, check):
     """An entry passes the rules of the registry, and names what an owner has to state."""
     stated = {"sector": "Healthcare", "actors": "all see it", "justification": r"a\\b: policy"}
     for given, tier in (({}, 2), (stated, 3)):

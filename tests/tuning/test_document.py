@@ -18,7 +18,7 @@ RESULTS, PAGE = ROOT / "papers" / "results", ROOT / "docs" / "results.md"
 DETAILS = ROOT / "docs" / "results"
 
 
-def read_line(path: Path) -> str:
+def read_line(path):
     """Return a page on one line."""
     return " ".join(path.read_text("utf-8").split())
 
@@ -92,7 +92,7 @@ def test_outputs_are_nearer_to_white_than_inputs_on_the_network_and_not_on_the_t
 ):
     """What the page gives as the reason why whitening both sides is no better."""
     rows = study_module("figure_tables").condition_table().splitlines()[2:]
-    found: dict[str, list[tuple[float, float]]] = {}
+    found = {}
     for row in rows:
         model, _, a, g = (cell.strip().replace(",", "") for cell in row.strip("|").split("|"))
         found.setdefault(model, []).append((float(a), float(g)))
@@ -128,7 +128,7 @@ def test_what_is_said_to_have_been_varied_was():
     assert len(found) == 7 and max(statistics.mean(values) for values in found.values()) < 0.9586
 
 
-def rows_of(path: Path) -> list[dict]:
+def rows_of(path):
     content = json.loads(path.read_text("utf-8"))
     rows = content.get("rows", {})
     return [

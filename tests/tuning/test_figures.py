@@ -180,7 +180,7 @@ def test_importance_is_of_the_setting_that_decides():
     assert found["max_grad_norm"] == pytest.approx(0, abs=1e-12) and "seed" not in found
 
 
-def _factor(kind: str, d: int = 5):
+def _factor(kind, d=5):
     if kind == "isotropic":
         return IsotropicFactor(d, 1.7), 1.7 * torch.eye(d, dtype=torch.float64)
     if kind == "diagonal":

@@ -5,7 +5,6 @@ seed is drawn.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from dpkfc_papers.studies.harness import RESULTS, interval, read_json
 from dpkfc_papers.studies.scores import study_cells
 
 
-def write_rows(folder: Path) -> Path:
+def write_rows(folder):
     """Write a results file with `CELLS`, one seed each, and a trial that must not count."""
     test = {"run": {"recipe": "mnist-cnn"}, "measured_on": "test"}
     held = [

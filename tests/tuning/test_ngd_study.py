@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,7 +27,7 @@ def duality(study_module):
     return study_module("ngd_duality")
 
 
-def _filled(study, path: Path) -> Store:
+def _filled(study, path):
     """A store with all points and the tests of the baseline, of made-up accuracies."""
     store = Store(path)
     for method in study.ORDERS:
@@ -44,7 +42,7 @@ def _filled(study, path: Path) -> Store:
     return store
 
 
-def _store_score(store: Store, run: Run, accuracy: float) -> None:
+def _store_score(store, run, accuracy):
     row = {"accuracy": accuracy, "epsilon": 2.0, "steps": 96, "noise_multiplier": 0.7}
     store.put(run, {"run": run.describe(), "hash": run.hash, **row})
 

@@ -40,13 +40,13 @@ def test_products_with_a_hessian_equal_the_whole_matrix(study_module):
 class Rows:
     """Rows by hash, as a store has them."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, float]] = {}
+    def __init__(self):
+        self.found = {}
 
     def get(self, run):
         return self.found.get(run.hash)
 
-    def add(self, run, accuracy: float) -> None:
+    def add(self, run, accuracy):
         self.found[run.hash] = {"accuracy": accuracy}
 
 

@@ -31,24 +31,24 @@ NOWHERE = Place(Path("nowhere"))
 class Wanted:
     """A source that wants a list of runs."""
 
-    def __init__(self, runs: list[Run] = RUNS, judge: object = None) -> None:
+    def __init__(self, runs=RUNS, judge=None):
         self.left = list(runs)
         self.judge = judge
-        self.rows: list[tuple[dict, bool]] = []
-        self.failures: list[str] = []
-        self.lost: list[str] = []
+        self.rows = []
+        self.failures = []
+        self.lost = []
 
-    def next(self, fits: pool.Fits) -> Task | None:
+    def next(self, fits):
         for run in self.left:
             if fits(run):
                 self.left.remove(run)
                 return Task(run, judge=self.judge)
         return None
 
-    def done(self, task: Task, row: dict, ended: bool) -> None:
+    def done(self, task, row, ended):
         self.rows.append((row, ended))
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def failed(self, task, reason, *, lost):
         (self.lost if lost else self.failures).append(reason)
 
 
@@ -58,14 +58,14 @@ class Executor:
     answers: list[object] = []
     hired = 0
 
-    def __init__(self, workers: int, *_: object, **__: object) -> None:
+    def __init__(self, workers, *_, **__):
         type(self).hired += 1
         self.is_broken = False
 
-    def submit(self, *_: object) -> Future:
+    def submit(self, *_):
         if self.is_broken:
             raise BrokenProcessPool
-        future: Future = Future()
+        future = Future()
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             self.is_broken = True
@@ -74,7 +74,7 @@ class Executor:
             future.set_result(answer)
         return future
 
-    def shutdown(self, **_: object) -> None:
+    def shutdown(self, **_):
         pass
 
 
@@ -102,7 +102,7 @@ def test_real_workers_train_and_a_judge_ends_a_cell_in_them(tmp_path):
     assert (tmp_path / "runs" / row["hash"] / "ledger.jsonl").is_file()
 
 
-def is_first(number: int, accuracy: float) -> bool:
+def is_first(number, accuracy):
     return number < 1
 
 
@@ -183,7 +183,7 @@ def test_cells_that_run_when_the_time_is_up_are_named(answers, monkeypatch, capl
     assert "seed 1" in caplog.text and "the same command goes on" in caplog.text
 
 
-def wait_until(end: float, futures: object, *_: object) -> object:
+def wait_until(end, futures, *_):
     time.sleep(max(0.0, end - time.monotonic()))
     return REAL_WAIT(futures)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +20,12 @@ pytest.importorskip("sklearn")
 KILLED = "its process ended (killed, or out of memory)"
 
 
-def score(run: Run) -> float:
+def score(run):
     """Return a made-up accuracy with its best learning rate at 0.1."""
     return 0.9 - 0.1 * abs(math.log10(run.config().optimizer.lr / 0.1))
 
 
-def row_of(run: Run, accuracy: float | None = None) -> dict:
+def row_of(run, accuracy=None):
     accuracy = score(run) if accuracy is None else accuracy
     return {
         "run": run.describe(),
@@ -46,7 +45,7 @@ def row_of(run: Run, accuracy: float | None = None) -> dict:
     }
 
 
-def opened(folder: Path, trials: int = 8, kind: str = "tpe", **common: object) -> Search:
+def opened(folder, trials=8, kind="tpe", **common):
     """Open a search as another process would."""
     journal.open_journal.cache_clear()
     settings = {"steps": 4, "validation_size": 50, **common}
@@ -54,13 +53,13 @@ def opened(folder: Path, trials: int = 8, kind: str = "tpe", **common: object) -
     return Search(arm, settings, "digits", folder / "trials.log", trials=trials, kind=kind)
 
 
-def judge(search: Search, number: int, *values: float) -> bool:
+def judge(search, number, *values):
     """Return whether a running trial goes on after these evaluations."""
     halving = search.halving(number)
     return all(halving(place, value) for place, value in enumerate(values, 1))
 
 
-def finish(search: Search, asked: tuple[int, Run], *values: float) -> int:
+def finish(search, asked, *values):
     """End a trial with these evaluations."""
     number, run = asked
     ended = not judge(search, number, *values)
@@ -68,7 +67,7 @@ def finish(search: Search, asked: tuple[int, Run], *values: float) -> int:
     return number
 
 
-def run_trial(search: Search, *values: float) -> int:
+def run_trial(search, *values):
     return finish(search, search.ask(), *values)
 
 

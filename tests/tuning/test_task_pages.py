@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,7 +18,7 @@ def task_pages(study_module):
     return study_module("task_pages")
 
 
-def row(arm: str, *test: float, epsilon: float = 1.0, best: float = 0.9, data: str = "mnist"):
+def row(arm, *test, epsilon=1.0, best=0.9, data="mnist"):
     """A row as `papers/dpkfc_papers/studies/features.py` writes it."""
     return {
         "data": data,
@@ -35,11 +33,11 @@ def row(arm: str, *test: float, epsilon: float = 1.0, best: float = 0.9, data: s
     }
 
 
-def write(folder: Path, name: str, *rows) -> None:
+def write(folder, name, *rows):
     (folder / name).write_text(json.dumps({"rows": rows}), "utf-8")
 
 
-def place(monkeypatch, module: ModuleType, folder: Path) -> None:
+def place(monkeypatch, module, folder):
     """Let the tables read their rows from a folder."""
     read = module.read_rows
     monkeypatch.setattr(module, "read_rows", lambda *files: read(*files, folder=folder))

@@ -17,7 +17,7 @@ from dpkfc.privacy import dp_accountants
 def heard(monkeypatch):
     """What reaches the handler of absl's logger, which writes to standard error."""
     monkeypatch.setattr(dp_accountants, "_forwarded", set())
-    lines: list[str] = []
+    lines = []
 
     class Ear(logging.Handler):
         def emit(self, record):

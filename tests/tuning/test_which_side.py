@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.sides import Dense
@@ -16,12 +16,12 @@ def which_side(study_module):
     return study_module("which_side")
 
 
-def _model() -> nn.Module:
+def _model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
-def _gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Tensor]]:
+def _gradients(model, x, y):
     """One example after the other, each layer's weight and bias side by side."""
     found = []
     for one, label in zip(x, y, strict=True):
@@ -38,11 +38,11 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Tensor]
     return found
 
 
-def _flat(of: dict[str, Tensor]) -> Tensor:
+def _flat(of):
     return torch.cat([of["0"].flatten(), of["2"].flatten()])
 
 
-def _dense_metric() -> dict[str, Kronecker]:
+def _dense_metric():
     roots = {
         n: (lambda m: m @ m.mT + torch.eye(n))(torch.randn(n, n, dtype=torch.float64))
         for n in (3, 4, 5)
@@ -53,7 +53,7 @@ def _dense_metric() -> dict[str, Kronecker]:
     }
 
 
-def _side(root: Tensor) -> Dense:
+def _side(root):
     return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
 
 

@@ -16,13 +16,13 @@ from tests.documents import ROOT
 DELTA = 1e-5
 
 
-def event(rate: float, noise: float) -> dict:
+def event(rate, noise):
     inner = {"type": "GaussianDpEvent", "noise_multiplier": noise}
     return {"type": "PoissonSampledDpEvent", "sampling_probability": rate, "event": inner}
 
 
-def gaussian(mu: float, delta: float) -> float:
-    def excess(e: float) -> float:
+def gaussian(mu, delta):
+    def excess(e):
         left = norm.logcdf(mu / 2 - e / mu)
         right = e + norm.logcdf(-mu / 2 - e / mu)
         return float(left + math.log(-math.expm1(right - left)) - math.log(delta))
@@ -30,7 +30,7 @@ def gaussian(mu: float, delta: float) -> float:
     return float(optimize.brentq(excess, 1e-9, 10 * mu * mu + 100 * mu))
 
 
-def is_close_above(found: float, exact: float) -> bool:
+def is_close_above(found, exact):
     return exact <= found <= exact + 1e-3 * max(1.0, exact)
 
 

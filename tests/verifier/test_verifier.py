@@ -220,7 +220,7 @@ def test_batches_of_a_fixed_size_are_said_to_be_beyond_the_integral(tmp_path):
     assert report.verdict == OPEN and "SampledWithoutReplacementDpEvent" in report.reason
 
 
-def good_fixed(place: Path) -> Path:
+def good_fixed(place):
     from tests.verifier.folders import train
 
     return train(place / "fixed", sampler="fixed")
@@ -246,7 +246,7 @@ def test_a_million_releases_are_read_and_accounted_for(tmp_path):
 # -- time stamps -----------------------------------------------------------------------------------
 
 
-def openssl(*words: object) -> None:
+def openssl(*words):
     subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
 
 
