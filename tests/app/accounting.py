@@ -1,25 +1,21 @@
 """Accounting that is asked the same question in many tests is answered once."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from dpkfc.privacy import calibration, cross_check, dp_accountants
 
 
-def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def _answered_once(function):
     """The function with a memory: each grid of losses has answers of its own."""
 
     @functools.cache
-    def answer(interval: float, *args: Any, **named: Any) -> Any:
+    def answer(interval, *args, **named):
         return function(*args, **named)
 
-    def ask(*args: Any, **named: Any) -> Any:
+    def ask(*args, **named):
         fixed = [_hashable(x) for x in args]
         by_name = {name: _hashable(x) for name, x in named.items()}
         return answer(dp_accountants._INTERVAL, *fixed, **by_name)
@@ -27,7 +23,7 @@ def _answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-def _hashable(x: Any) -> Any:
+def _hashable(x):
     return tuple(x) if isinstance(x, list) else x
 
 
@@ -36,7 +32,7 @@ checked = _answered_once(cross_check.cross_check)
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def remembered():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.config.calibrate_noise_multiplier", calibrated)
         patched.setattr("dpkfc.privacy.cross_check.cross_check", checked)

@@ -1,19 +1,14 @@
 """A reader of CSV files that looks at each line by itself: the reference of the fast one."""
 
-from __future__ import annotations
-
 import codecs
-from collections.abc import Sequence
-from pathlib import Path
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.owndata.csv_heading import read_heading
-from dpkfc.app.owndata.csv_lines import Row, fit_row, split_line
-from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.owndata.csv_lines import fit_row, split_line
 
 
-def read_carefully(path: Path, names: Sequence[str], schema: Schema) -> dict[str, list[str | None]]:
+def read_carefully(path, names, schema):
     """Return columns of a whole file as texts."""
     text = _decode(path.read_bytes(), schema.encoding)
     heading = read_heading(path, text.encode("utf-8", "surrogateescape"), schema)
@@ -30,7 +25,7 @@ def read_carefully(path: Path, names: Sequence[str], schema: Schema) -> dict[str
     }
 
 
-def _decode(content: bytes, encoding: str) -> str:
+def _decode(content, encoding):
     name = codecs.lookup(encoding).name
     if name == "utf-8" and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace")
@@ -41,11 +36,11 @@ def _decode(content: bytes, encoding: str) -> str:
     return "\n".join(line.decode(encoding, "replace") for line in content.split(b"\n"))
 
 
-def split_records(lines: Sequence[str], width: int, delimiter: str, joins: bool) -> list[Row]:
+def split_records(lines, width, delimiter, joins):
     """Return the records of lines as cells, None for one without a form."""
     split = [split_line(line, delimiter) for line in lines]
     rows = [fit_row(*cells, width) for cells in split]
-    last: dict[int, int] = {}
+    last = {}
     for first in reversed(range(len(lines))):
         cells, state = split[first]
         # A quote at the start and nothing in it ends a cell.

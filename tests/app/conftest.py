@@ -1,7 +1,5 @@
 """The folder of a run that has ended, for tests that spoil a copy of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -18,7 +16,9 @@ def _figures(blank_figures):
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_images():
-    """Scales of features come from 50 synthetic images: tests/features takes more."""
+    """Scales of features come from 50 synthetic images: tests/features takes more. Accounting is
+    asked the same question once.
+    """
     from dpkfc.features import joined as maps
 
     measure = maps.standardise
@@ -26,7 +26,7 @@ def _few_images():
     def measure_few(features, probe, *, size, seed):
         return measure(features, probe, size=min(size, 50), seed=seed)
 
-    with pytest.MonkeyPatch.context() as patched:
+    with remembered(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(maps, "standardise", measure_few)
         # Whatever the processor is quick at.
         patched.setattr("dpkfc.app.recipes.recipe.multiplies_bfloat16", lambda: False)
@@ -40,5 +40,4 @@ def done(tmp_path_factory):
 
 @pytest.fixture
 def folder(done, tmp_path):
-    with remembered():
-        yield Path(shutil.copytree(done, tmp_path / "run"))
+    return Path(shutil.copytree(done, tmp_path / "run"))

@@ -1,15 +1,12 @@
 """Tiny data sets on disk for tests."""
 
-from __future__ import annotations
-
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 
 
-def encode_delta(images: np.ndarray) -> np.ndarray:
+def encode_delta(images):
     """Return RGB images `[N, H, W, 3]` as the uint8 array `[3, N, H, W]` for `decode_delta`."""
     red, green, blue = np.moveaxis(images, -1, 0)
     planes = np.stack([green, red - green, blue - green])
@@ -17,23 +14,21 @@ def encode_delta(images: np.ndarray) -> np.ndarray:
     return np.diff(planes, axis=3, prepend=np.zeros_like(planes[..., :1]))
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
+def idx_bytes(array):
     return (
         struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         + array.astype(np.uint8).tobytes()
     )
 
 
-def write_idx(path: Path, array: np.ndarray) -> Path:
+def write_idx(path, array):
     path.parent.mkdir(parents=True, exist_ok=True)
     content = idx_bytes(array)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
-def write_mnist(
-    folder: Path, train: int = 40, test: int = 20, suffix: str = ".gz"
-) -> dict[str, np.ndarray]:
+def write_mnist(folder, train=40, test=20, suffix=".gz"):
     rng = np.random.default_rng(0)
     arrays = {}
     for prefix, count in (("train", train), ("t10k", test)):
@@ -46,7 +41,7 @@ def write_mnist(
     return arrays
 
 
-def write_cifar(folder: Path, train: int = 12, test: int = 6) -> dict[str, np.ndarray]:
+def write_cifar(folder, train=12, test=6):
     rng = np.random.default_rng(1)
     folder.mkdir(parents=True, exist_ok=True)
     images = {}

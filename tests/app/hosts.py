@@ -1,11 +1,5 @@
 """Folders that `write_card` leaves in every host, of runs that take a second."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -23,7 +17,7 @@ __all__ = ["HOSTS", "SAID", "open_session", "plan_of", "train"]
 
 N = 60
 X, Y = torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2
-SAID: dict[str, Any] = {
+SAID = {
     "title": "readmission",
     "chosen_by": "beforehand",
     "not_private": {"loss": "of private data"},
@@ -31,35 +25,35 @@ SAID: dict[str, Any] = {
 }
 
 
-def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+def loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def plan_of(**changed: Any) -> Any:
+def plan_of(**changed):
     settings = {"expected_batch_size": 20, "steps": 4, "accountant": "rdp", **changed}
     return PrivacyConfig(**settings).with_noise(2.0, 1e-3, N)
 
 
-def open_session(path: Path | None = None, *, resume: bool = False, **changed: Any) -> Session:
+def open_session(path=None, *, resume=False, **changed):
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = plan_of(**changed)
     return Session(plan, model, optimizer, (X, Y), ledger_path=path, resume=resume)
 
 
-def train(session: Session, steps: int = 4) -> Session:
+def train(session, steps=4):
     for _, batch in zip(range(steps), session.batches(), strict=False):
         session.step(batch, loss)
     return session
 
 
-def of_session(folder: Path) -> Path:
+def of_session(folder):
     with open_session(weight_average=WeightEMA(0.5)) as session:
         train(session).write_card(folder / "card", **SAID)
     return folder / "card"
 
 
-def train_engine(folder: Path) -> PrivacyEngine:
+def train_engine(folder):
     model, engine = nn.Linear(6, 2), PrivacyEngine(accountant="rdp")
     _, optimizer, loader = engine.make_private(
         module=model,
@@ -77,12 +71,12 @@ def train_engine(folder: Path) -> PrivacyEngine:
     return engine
 
 
-def write_engine_run(folder: Path) -> Path:
+def write_engine_run(folder):
     train_engine(folder).write_card(folder / "card", **SAID)
     return folder / "card"
 
 
-def of_trainer(folder: Path) -> Path:
+def of_trainer(folder):
     pytest.importorskip("transformers")
     from tests.integrations import hf_cases
 
@@ -92,7 +86,7 @@ def of_trainer(folder: Path) -> Path:
     return folder / "card"
 
 
-def of_lightning(folder: Path) -> Path:
+def of_lightning(folder):
     pytest.importorskip("lightning.pytorch")
     from tests.integrations import lightning_cases
 
@@ -102,7 +96,7 @@ def of_lightning(folder: Path) -> Path:
     return folder / "card"
 
 
-def train_server() -> Any:
+def train_server():
     from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
 
     config = FederatedConfig(
@@ -111,17 +105,17 @@ def train_server() -> Any:
     return federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
 
 
-def write_server_run(folder: Path) -> Path:
+def write_server_run(folder):
     run = train_server()
     run.server.write_card(folder / "card", run.records, **SAID)
     return folder / "card"
 
 
-def of_command(folder: Path) -> Path:
+def of_command(folder):
     return finished_run(folder / "run")
 
 
-HOSTS: dict[str, Callable[[Path], Path]] = {
+HOSTS = {
     "session": of_session,
     "opacus": write_engine_run,
     "transformers": of_trainer,

@@ -1,10 +1,7 @@
 """Small files of a user's own data, in every form that `--data` takes."""
 
-from __future__ import annotations
-
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -39,7 +36,7 @@ buckets = 16
 QUICK = {"steps": 2, "expected_batch_size": 24, "accountant": "rdp", "probe_size": 16}
 
 
-def write_rows(path: Path, rows: list[list[object]], header: list[str] = HEADER) -> Path:
+def write_rows(path, rows, header=HEADER):
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -47,10 +44,10 @@ def write_rows(path: Path, rows: list[list[object]], header: list[str] = HEADER)
     return path
 
 
-def patients(count: int = 200) -> list[list[object]]:
+def patients(count=200):
     """Rows with missing values, an unknown category, and a number outside of its bounds."""
     rng = np.random.default_rng(0)
-    rows: list[list[object]] = []
+    rows = []
     for number in range(count):
         age = int(rng.integers(20, 80))
         rows.append(
@@ -67,14 +64,14 @@ def patients(count: int = 200) -> list[list[object]]:
     return rows
 
 
-def write_patients(folder: Path, count: int = 200) -> tuple[Path, Path]:
+def write_patients(folder, count=200):
     """Write a CSV file and its schema."""
     schema = folder / "patients.toml"
     schema.write_text(SCHEMA, "utf-8")
     return write_rows(folder / "patients.csv", patients(count)), schema
 
 
-def write_images(folder: Path, count: int = 60) -> Path:
+def write_images(folder, count=60):
     """Write PNG and JPEG files of two classes, one folder each; cats are bright on the left."""
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -89,7 +86,7 @@ def write_images(folder: Path, count: int = 60) -> Path:
     return folder
 
 
-def write_texts(path: Path, count: int = 120) -> Path:
+def write_texts(path, count=120):
     """Write a JSONL file with an empty line."""
     lines = []
     for number in range(count):

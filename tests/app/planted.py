@@ -1,7 +1,5 @@
 """Tiny planted copies of the data sets that recipes read, in the documented formats."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -9,7 +7,6 @@ import io
 import json
 import tarfile
 import zipfile
-from pathlib import Path
 
 import numpy as np
 from scipy.io import savemat
@@ -19,17 +16,17 @@ from tests.app.files import encode_delta, write_cifar, write_mnist
 WORDS = ("a fine film", "dull and slow", "I'd see it again<br />twice", "bad")
 
 
-def _csv(rows: list[tuple], header: tuple[str, ...] | None = None) -> bytes:
+def _csv(rows, header=None):
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *rows] if header else rows)
     return text.getvalue().encode()
 
 
-def _texts(count: int, classes: int, first: int = 0) -> list[tuple]:
+def _texts(count, classes, first=0):
     return [(i % classes + first, f"{WORDS[i % len(WORDS)]} {i}") for i in range(count)]
 
 
-def write_imdb(root: Path, count: int = 24) -> None:
+def write_imdb(root, count=24):
     for name in ("train", "test"):
         rows = [(label, 9, f"{i}_9", text) for i, (label, text) in enumerate(_texts(count, 2))]
         _put(
@@ -38,7 +35,7 @@ def write_imdb(root: Path, count: int = 24) -> None:
         )
 
 
-def write_ag_news(root: Path, count: int = 24) -> None:
+def write_ag_news(root, count=24):
     train = _csv([*_texts(count, 4, 1), (1, "seen in the test file")], ("label", "description"))
     test = _csv(
         [(label, "a title", text + " tested") for label, text in _texts(8, 4, 1)]
@@ -48,14 +45,14 @@ def write_ag_news(root: Path, count: int = 24) -> None:
     _put(root / "ag_news" / "test.csv.gz", gzip.compress(test))
 
 
-def write_stackoverflow(root: Path, count: int = 40) -> None:
+def write_stackoverflow(root, count=40):
     _put(
         root / "stackoverflow" / "titles.csv.gz",
         gzip.compress(_csv(_texts(count, 20, 1), ("label", "title"))),
     )
 
 
-def write_sst2(root: Path, count: int = 24) -> None:
+def write_sst2(root, count=24):
     for name in ("train", "dev"):
         lines = "".join(f"{text}\t{label}\n" for label, text in _texts(count, 2))
         _put(
@@ -63,7 +60,7 @@ def write_sst2(root: Path, count: int = 24) -> None:
         )
 
 
-def write_e2e(root: Path, count: int = 24) -> None:
+def write_e2e(root, count=24):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in ("trainset", "devset", "testset_w_refs"):
@@ -75,7 +72,7 @@ def write_e2e(root: Path, count: int = 24) -> None:
     _put(root / "e2e" / "e2e-dataset.zip", packed.getvalue())
 
 
-def write_dart(root: Path, count: int = 12) -> None:
+def write_dart(root, count=12):
     dev = [
         {
             "tripleset": [["A", "NEAR", str(i)], ["A", "IS", "b"]],
@@ -90,7 +87,7 @@ def write_dart(root: Path, count: int = 12) -> None:
     _put(root / "dart" / "dart-v1.1.1-full-test.xml.gz", gzip.compress(test.encode()))
 
 
-def write_medmnist(root: Path, name: str, classes: int, channels: int = 1, count: int = 24) -> None:
+def write_medmnist(root, name, classes, channels=1, count=24):
     rng, arrays = np.random.default_rng(0), {}
     for split in ("train", "val", "test"):
         shape = (count, 28, 28) if channels == 1 else (count, 28, 28, channels)
@@ -100,7 +97,7 @@ def write_medmnist(root: Path, name: str, classes: int, channels: int = 1, count
     np.savez_compressed(root / "medmnist" / f"{name}.npz", **arrays)
 
 
-def write_svhn(root: Path, count: int = 24) -> dict[str, np.ndarray]:
+def write_svhn(root, count=24):
     """As the authors' files: the images along the last axis, and ten for a zero."""
     rng, images = np.random.default_rng(2), {}
     (root / "svhn").mkdir(parents=True, exist_ok=True)
@@ -115,7 +112,7 @@ def write_svhn(root: Path, count: int = 24) -> dict[str, np.ndarray]:
     return images
 
 
-def write_utkface(root: Path, count: int = 40) -> np.ndarray:
+def write_utkface(root, count=40):
     images = np.random.default_rng(3).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     (root / "utkface").mkdir(parents=True, exist_ok=True)
     arrays = {"age": np.arange(count), "gender": np.arange(count) % 2, "race": np.arange(count) % 5}
@@ -124,7 +121,7 @@ def write_utkface(root: Path, count: int = 40) -> np.ndarray:
     return images
 
 
-def write_faces(root: Path, names: dict[str, int]) -> Path:
+def write_faces(root, names):
     """The authors' archive: JPEG files of one grey each, 200 × 200."""
     from PIL import Image
 
@@ -141,7 +138,7 @@ def write_faces(root: Path, names: dict[str, int]) -> Path:
     return path
 
 
-def write_all(root: Path) -> Path:
+def write_all(root):
     for write in (
         write_imdb,
         write_ag_news,
@@ -166,6 +163,6 @@ def write_all(root: Path) -> Path:
     return root
 
 
-def _put(path: Path, content: bytes) -> None:
+def _put(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

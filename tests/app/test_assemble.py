@@ -1,7 +1,5 @@
 """From settings to plan, preconditioner and optimizer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

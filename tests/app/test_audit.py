@@ -2,8 +2,6 @@
 mistakes are one line.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -15,7 +13,7 @@ from dpkfc.app.train import run
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.one_run import COPY, RELEASED
 from dpkfc_verify.run import HOLDS, verify_run
-from tests.app.accounting import remembered
+from tests.app.finished import flags, read_card
 from tests.audit.quick import make_statistics_quick
 from tests.audit.sizes import size
 from tests.command_line import call
@@ -30,12 +28,6 @@ SETTINGS = {
     "probe_size": 16,
     "every": 10,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
 
 
 @pytest.mark.slow
@@ -59,7 +51,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path, monkeypatch, evi
     result = call(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "held" in result.output and "FAILED" not in result.output
-    card = json.loads((folder / "privacy_card.json").read_text())
+    card = read_card(folder)
     assert card["audit"]["passed"] and card["audit"]["step"]["plan_hash"] == card["plan_hash"]
     hidden = card["not_private"]
     assert {"audit.json", "audit: step", "audit: membership"} <= set(
@@ -104,15 +96,14 @@ def test_canaries_train_along_unless_they_would_harm_the_model(is_harmful, tmp_p
     if is_harmful:
         monkeypatch.setattr("dpkfc.audit.one_run.HARM", 0.0)
     folder, settings = tmp_path / "run", {**SETTINGS, "method": "dp-sgd", "audit": 60}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    done = call("train", *words, "--out", folder, "--quiet")
+    done = call("train", *flags(settings), "--out", folder, "--quiet")
     assert done.exit_code == 0 and "audit: ε >= " in done.stdout, done.output
     found = json.loads((folder / "audit.json").read_text())["one_run"]
     header = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
     assert found["passed"] and found["canaries"] == 60
     assert found["where"] == (COPY if is_harmful else RELEASED)
     assert header["dataset_size"] == 1437 + (0 if is_harmful else 60)
-    card = json.loads((folder / "privacy_card.json").read_text())
+    card = read_card(folder)
     assert card["audit"]["passed"] and ("audit: one_run" in card["not_private"]) is is_harmful
     assert verify_run(folder).verdict == HOLDS
     if not is_harmful:

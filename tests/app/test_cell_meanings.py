@@ -1,7 +1,5 @@
 """What the text of a cell means, names of columns, and how a CSV file may be written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,9 +1,5 @@
 """A card says who chose the settings, or that nobody said so."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 
 from dpkfc.app.choice import describe_choice
@@ -11,7 +7,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS
 from dpkfc.app.train import run
-from tests.app.accounting import remembered
+from tests.app.finished import read_card
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -71,15 +67,10 @@ def test_what_was_stated_stands_on_the_card(tmp_path):
         "expected_batch_size": 48,
         "accountant": "rdp",
     }
-    with remembered():
-        folders = [
-            run(run_config({**chosen, "out": str(tmp_path / name), **more})).folder
-            for name, more in (("silent", {}), ("stated", {"chosen_by": "20 trials of mine"}))
-        ]
-    found = [
-        json.loads((folder / "privacy_card.json").read_text())["hyper_parameters"]["chosen_by"]
-        for folder in folders
-    ]
+    found = []
+    for name, more in (("silent", {}), ("stated", {"chosen_by": "20 trials of mine"})):
+        folder = run(run_config({**chosen, "out": str(tmp_path / name), **more})).folder
+        found.append(read_card(folder)["hyper_parameters"]["chosen_by"])
     assert (
         found[0].startswith("expected_batch_size, steps: given, not stated")
         and found[1] == "20 trials of mine"

@@ -1,7 +1,5 @@
 """WRN with standardised weights: its order of layers and the settings of its recipe."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Public class weights and thresholds: what they change, and what they refuse."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

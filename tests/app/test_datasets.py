@@ -1,7 +1,5 @@
 """Readers, where data comes from, and one clear error for each way in which a file can be wrong."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import sys

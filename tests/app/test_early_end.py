@@ -1,13 +1,13 @@
 """A run that public examples end early, and the scores of single classes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+
+from tests.app.finished import read_card
 
 pytest.importorskip("sklearn")
 
@@ -49,7 +49,7 @@ def test_an_early_end_charges_every_step(tmp_path, public_file):
     settings = {**BASE, "lr": 20.0, "patience": 2, "public_validation": str(public_file)}
     result = run(run_config({**settings, "out": str(out)}))
     rows = Metrics.read(out / "metrics.parquet").rows
-    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    card = read_card(out)
     assert rows[-1].step < 12 and not result.interrupted
     assert rows[-1].public_loss is not None
     assert card["guarantee"]["releases"] == 12
@@ -113,7 +113,7 @@ def test_a_run_writes_its_scores(tmp_path):
     out = tmp_path / "run"
     result = run(run_config({**BASE, "steps": 3, "out": str(out)}))
     content = json.loads((out / "scores.json").read_text("utf-8"))
-    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    card = read_card(out)
     assert content["measured_on"] == "test" and len(content["classes"]) == 10
     assert sum(map(sum, content["confusion"])) == content["examples"]
     assert content["scores"][0]["value"] == pytest.approx(result.accuracy)

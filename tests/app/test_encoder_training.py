@@ -1,7 +1,5 @@
 """Synthetic images, views of them, and the training of an encoder on nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

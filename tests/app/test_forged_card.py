@@ -1,7 +1,5 @@
 """A card that was edited, and weights that were exchanged, do not pass for those of the run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,18 +10,12 @@ from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.card_files import write_card_files
 from dpkfc.report.promise import agrees
 from dpkfc.report.verify import verify_ledger
-from tests.app.finished import SETTINGS, call
-
-
-def refused(*arguments):
-    result = call(*arguments)
-    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.output
-    return str(result.stderr)
+from tests.app.finished import SETTINGS, call, flags, read_card, refuse
 
 
 def edited(folder, change, *, everywhere=False):
     """Change a card; a careful forger changes its pages too."""
-    card = json.loads((folder / "privacy_card.json").read_text())
+    card = read_card(folder)
     change(card)
     if everywhere:
         write_card_files(folder, card)
@@ -71,7 +63,7 @@ def audited(folder):
 )
 def test_an_edited_promise_passes_neither_verify_nor_audit(folder, change, message):
     edited(folder, change)
-    assert message in refused("ledger", "verify", folder)
+    assert message in refuse("ledger", "verify", folder)
     result = audited(folder)
     assert result.exit_code == 2 and "the audit FAILED" in result.stderr
     assert not json.loads((folder / "audit.json").read_text())["card"]["passed"]
@@ -118,7 +110,7 @@ def test_an_edited_card_with_fitting_pages_does_not_pass(folder, change, message
     path.write_text(json.dumps(card))
     for name in ("privacy_card.md", "card.json"):
         (folder / name).unlink()
-    assert message in refused("ledger", "verify", folder)
+    assert message in refuse("ledger", "verify", folder)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +145,7 @@ def test_an_audit_compares_the_card_with_settings_and_ledger(folder, change, whe
 
 
 def test_weights_that_were_exchanged_are_found(folder):
-    card = json.loads((folder / "privacy_card.json").read_text())
+    card = read_card(folder)
     assert card["weights"] == {
         "file": "model.safetensors",
         "sha256": file_digest(folder / "model.safetensors"),
@@ -163,7 +155,7 @@ def test_weights_that_were_exchanged_are_found(folder):
     other = bytearray((folder / "model.safetensors").read_bytes())
     other[-1] ^= 1
     (folder / "model.safetensors").write_bytes(other)
-    assert "does not hold the weights that the card next to it was written for" in refused(
+    assert "does not hold the weights that the card next to it was written for" in refuse(
         "ledger", "verify", folder
     )
     assert audited(folder).exit_code == 2
@@ -186,7 +178,7 @@ def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder):
     edited(folder, lambda card: card["accounting"].update(accountant=[]))
     for text in ((folder / "privacy_card.json").read_text(), "[]"):
         (folder / "privacy_card.json").write_text(text)
-        assert audited(folder).exit_code == 2 and refused("ledger", "verify", folder)
+        assert audited(folder).exit_code == 2 and refuse("ledger", "verify", folder)
         assert (folder / "privacy_card.json").read_text() == text
     assert "is damaged" in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
@@ -205,9 +197,7 @@ def test_an_honest_card_passes_and_says_what_was_audited(folder):
         and "| check | measured | allowed | how |" in section
         and " members, " in section
     )
-    assert (
-        "audit: card" not in json.loads((folder / "privacy_card.json").read_text())["not_private"]
-    )
+    assert "audit: card" not in read_card(folder)["not_private"]
     assert audited(folder).exit_code == 0  # and once more, over the first
 
 
@@ -306,16 +296,15 @@ def test_a_head_that_was_kept_is_looked_for(folder):
         ("ab" * 32, 3),
         (found.heads[2], -2),
     ):
-        assert "does not contain the head" in refused(
+        assert "does not contain the head" in refuse(
             "ledger", "verify", folder, "--head", head, "--releases", releases
         )
-    assert "belong together" in refused("ledger", "verify", folder, "--head", found.heads[3])
-    assert "belong together" in refused("ledger", "verify", folder, "--releases", 3)
+    assert "belong together" in refuse("ledger", "verify", folder, "--head", found.heads[3])
+    assert "belong together" in refuse("ledger", "verify", folder, "--releases", 3)
 
 
 def test_training_ends_with_the_head(tmp_path):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-    result = call("train", *flags, "--out", tmp_path / "run", "--quiet")
+    result = call("train", *flags(SETTINGS), "--out", tmp_path / "run", "--quiet")
     assert (
         f"ledger: 3 releases, head {verify(tmp_path / 'run' / 'ledger.jsonl').heads[3]}"
         in result.output

@@ -2,10 +2,6 @@
 `ledger verify` and `audit` say so.
 """
 
-from __future__ import annotations
-
-import json
-
 import pytest
 
 from dpkfc.app.folder_findings import ledger_finding
@@ -14,7 +10,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.checkpoint import CheckpointError, read_ledger_state
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.verify import verify_ledger
-from tests.app.finished import SETTINGS, call
+from tests.app.finished import SETTINGS, call, read_card
 
 
 def cut(folder, lines):
@@ -45,7 +41,7 @@ def test_a_missing_ledger_is_not_begun_anew(folder):
 def test_an_audit_looks_at_the_ledger_first(folder):
     arguments = ("audit", folder, "--kind", "membership", "--quiet")
     assert call(*arguments).exit_code == 0
-    card = json.loads((folder / "privacy_card.json").read_text())
+    card = read_card(folder)
     assert (
         card["audit"]["passed"]
         and card["audit"]["ledger"]["passed"]

@@ -2,9 +2,6 @@
 before any training.
 """
 
-from __future__ import annotations
-
-import json
 import re
 
 import pytest
@@ -20,6 +17,7 @@ from dpkfc.app.run_config import SETTINGS
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.session import Session
+from tests.app.finished import read_card
 from tests.documents import ROOT
 
 QUICK = {
@@ -49,7 +47,7 @@ def public(tmp_path_factory):
 
 
 def card_of(folder):
-    return json.loads((folder / "privacy_card.json").read_text())
+    return read_card(folder)
 
 
 def two_steps(chosen):

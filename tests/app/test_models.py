@@ -1,7 +1,5 @@
 """The networks: sizes, shapes, no module that mixes examples, initial weights by seed."""
 
-from __future__ import annotations
-
 import torch
 
 from dpkfc.app.models import digits_cnn, seeded

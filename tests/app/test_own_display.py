@@ -1,7 +1,5 @@
 """What a terminal shows of own data: the public schema, and shares for the owner's eyes."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Own images become features that need no data, in training, predictions and exports alike."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

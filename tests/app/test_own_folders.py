@@ -1,7 +1,5 @@
 """Folders of images: folders that are not classes, files that are not opened, and what is shown."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -1,7 +1,5 @@
 """Folders of images and files of texts of a user: what is read, and mistakes in them."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

@@ -1,9 +1,6 @@
 """A number as the target of own data: its encoding, errors in its unit, and mistakes."""
 
-from __future__ import annotations
-
 import csv
-import json
 import math
 import re
 from dataclasses import replace
@@ -24,10 +21,9 @@ from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import squared_error
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
-from tests.app.accounting import remembered
+from tests.app.finished import call_flat, flags, read_card
 from tests.app.own_files import QUICK, write_images, write_rows, write_texts
 from tests.audit.quick import make_statistics_quick
-from tests.command_line import call
 
 SCHEMA = """\
 target = "cost"
@@ -39,12 +35,6 @@ bounds = [0, 100]
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
-
-
 def _write(folder, schema=SCHEMA):
     """Write 300 rows whose cost is 100 + 2 · age, among them odd values, and a schema."""
     rows = [[row % 100, 100 + 2 * (row % 100)] for row in range(300)]
@@ -52,11 +42,6 @@ def _write(folder, schema=SCHEMA):
     path = folder / "schema.toml"
     path.write_text(schema, "utf-8")
     return write_rows(folder / "costs.csv", rows, ["age", "cost"]), path
-
-
-def _call(*words):
-    done = call(*words)
-    return done.exit_code, re.sub(r"\s+", " ", done.output)
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +85,18 @@ def test_errors_are_in_the_unit_of_the_target(finished):
     predicted = trained.model(records.inputs).detach().squeeze(1).clamp(-1, 1)
     errors = 100 * (predicted - records.labels).double()
     mean, root = float(errors.abs().mean()), float(errors.square().mean().sqrt())
-    code, text = _call("evaluate", folder, "--data", path)
+    code, text = call_flat("evaluate", folder, "--data", path)
     assert code == 0 and "298 records; 2 without a known target left out" in text
     assert f"mean absolute error {mean:.5g}" in text or f"error {mean:.4f}" in text
     assert f"root mean squared error {root:.5g}" in text or f"error {root:.4f}" in text
     assert "PRIVATE" in text and f"range {1 - mean / 200:.4f}" in text
-    assert "PRIVATE" not in _call("evaluate", folder, "--data", path, "--public")[1]
+    assert "PRIVATE" not in call_flat("evaluate", folder, "--data", path, "--public")[1]
 
 
 def test_predictions_are_numbers_between_the_bounds(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [[20], [80], ["?"]], ["age"])
-    code, text = _call("predict", folder, "--data", new, "--out", tmp_path / "p.csv")
+    code, text = call_flat("predict", folder, "--data", new, "--out", tmp_path / "p.csv")
     assert code == 0, text
     with (tmp_path / "p.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -124,13 +109,13 @@ def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path, monk
     monkeypatch.setattr("dpkfc.audit.replay.SIZES", (1,))
     make_statistics_quick(monkeypatch)
     folder, _ = finished
-    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    card = read_card(folder)
     assert "mean absolute error on the test set" in card["results"]
     text = (folder / "privacy_card.md").read_text("utf-8")
     assert "cost, clamped to 100 to 300; outputs −1 to 1" in text and "number of outputs" in text
     assert "constant guess 0.0000" in card["results"]["R², test"]
     assert audit_folder(folder, ["step"], runs=12).ledger.passed
-    code, printed = _call("export", folder, "--out", tmp_path / "model.pt2")
+    code, printed = call_flat("export", folder, "--out", tmp_path / "model.pt2")
     assert code == 0 and "target: cost, clamped to 100 to 300" in printed
     write_page([folder], tmp_path / "page.html")
     assert "1 − mean absolute error ÷ range" in (tmp_path / "page.html").read_text("utf-8")
@@ -138,13 +123,18 @@ def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path, monk
 
 def test_a_validation_split_is_judged_and_marked(tmp_path):
     path, schema = _write(tmp_path)
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
-    words += ["--validation-size=40", "--eval-on=validation", "--out", str(tmp_path / "run")]
-    code, text = _call("train", "--data", path, "--target", "cost", "--schema", schema, *words)
+    words = [
+        *flags(QUICK),
+        "--validation-size=40",
+        "--eval-on=validation",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    code, text = call_flat("train", "--data", path, "--target", "cost", "--schema", schema, *words)
     assert code == 0, text
     assert re.search(r"mean absolute error \S+, root mean squared error \S+ \(validation; ε", text)
     assert "accuracy" not in text
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert any("this card: results" in name for name in card["not_private"])
 
 
@@ -200,7 +190,7 @@ def test_a_wrong_target_is_one_clear_error(tmp_path, before, after, message):
 def test_a_file_without_a_number_is_one_error(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [[20, "?"]], ["age", "cost"])
-    code, text = _call("evaluate", folder, "--data", new)
+    code, text = call_flat("evaluate", folder, "--data", new)
     assert code == 2 and "no record has a known target" in text
 
 

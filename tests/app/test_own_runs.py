@@ -1,7 +1,5 @@
 """From own data to a run folder, predictions, evaluations and exports, and mistakes on the way."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re
@@ -25,7 +23,7 @@ from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, resume, run
 from dpkfc.privacy.ledger import verify
-from tests.app.accounting import remembered
+from tests.app.finished import call_flat, flags
 from tests.app.own_files import (
     HEADER,
     QUICK,
@@ -36,13 +34,6 @@ from tests.app.own_files import (
     write_rows,
 )
 from tests.audit.quick import make_audit_quick
-from tests.command_line import call
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +46,6 @@ def finished(tmp_path_factory):
     assert result.steps == 2 and result.figures["missing", "age"] == 2 / 200
     schema.unlink()  # from here on the run folder has its own
     return folder / "run", path
-
-
-def _call(*words):
-    done = call(*words)
-    return done.exit_code, re.sub(r"\s+", " ", done.output)
 
 
 def test_a_run_keeps_the_schema_and_no_row(finished):
@@ -83,7 +69,7 @@ def test_predictions_of_a_file_without_the_target(finished, tmp_path):
     new = write_rows(
         tmp_path / "new.csv", [["x", *row[:-1]] for row in rows], ["ward", *HEADER[:-1]]
     )
-    code, text = _call("predict", str(folder), "--data", str(new), "--out", str(tmp_path / "p.csv"))
+    code, text = call_flat("predict", folder, "--data", new, "--out", tmp_path / "p.csv")
     assert code == 0, text
     with (tmp_path / "p.csv").open(encoding="utf-8") as file:
         read = list(csv.DictReader(file))
@@ -99,7 +85,7 @@ def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
     folder, path = finished
     content = path.read_bytes()
     monkeypatch.chdir(path.parent)
-    code, text = _call("predict", str(folder), "--data", path.name, "--out", str(path))
+    code, text = call_flat("predict", folder, "--data", path.name, "--out", path)
     assert code == 2 and "is the file of --data; choose another" in text
     assert path.read_bytes() == content
 
@@ -107,18 +93,18 @@ def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
 def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])
-    code, text = _call("predict", str(folder), "--data", str(new))
+    code, text = call_flat("predict", folder, "--data", new)
     assert code == 2 and "new.csv: has no column 'sex'; its header has age" in text
     assert not Path("predictions.csv").exists()
 
 
 def test_evaluation_is_marked_private_unless_the_file_is_public(finished):
     folder, path = finished
-    code, text = _call("evaluate", str(folder), "--data", str(path))
+    code, text = call_flat("evaluate", folder, "--data", path)
     assert code == 0 and "PRIVATE: ε does not protect" in text and "200 records" in text
-    code, text = _call("evaluate", str(folder), "--data", str(path), "--public")
+    code, text = call_flat("evaluate", folder, "--data", path, "--public")
     assert code == 0 and "PRIVATE" not in text
-    code, text = _call("evaluate", str(folder))
+    code, text = call_flat("evaluate", folder)
     assert code == 0 and "PRIVATE" in text
 
 
@@ -139,7 +125,7 @@ def test_recall_and_precision_equal_a_plain_count(finished):
 def test_exports(finished, tmp_path):
     folder, _ = finished
     for form in ("torch", "safetensors"):
-        code, text = _call("export", str(folder), "--format", form)
+        code, text = call_flat("export", folder, "--format", form)
         assert code == 0, text
     trained = load_run(folder)
     program = torch.export.load(folder / "export" / "model.pt2").module()
@@ -147,7 +133,7 @@ def test_exports(finished, tmp_path):
     torch.testing.assert_close(program(inputs), trained.model(inputs))
     weights = load_file(folder / "export" / "model.safetensors")
     assert torch.equal(weights["1.weight"], trained.model.state_dict()["1.weight"])
-    code, text = _call("export", str(folder), "--format", "pickle")
+    code, text = call_flat("export", folder, "--format", "pickle")
     assert code == 2 and "choose torch | safetensors | onnx" in text
 
 
@@ -157,14 +143,14 @@ def test_other_weights_than_the_released_ones_are_refused(finished, tmp_path):
     save_file({name: x * 2 for name, x in tensors.items()}, folder / "model.safetensors")
     for command in ("export", "evaluate", "predict"):
         more = ("--data", str(finished[1])) if command == "predict" else ()
-        code, text = _call(command, str(folder), *more)
+        code, text = call_flat(command, folder, *more)
         assert code == 2 and "does not hold the weights" in text
 
 
 def test_onnx_without_its_packages_is_one_error(finished):
     if _has("onnxscript"):
         pytest.skip("onnxscript is installed")
-    code, text = _call("export", str(finished[0]), "--format", "onnx")
+    code, text = call_flat("export", finished[0], "--format", "onnx")
     assert code == 2 and "pip install onnx onnxscript" in text
 
 
@@ -178,7 +164,7 @@ def test_the_run_is_audited_examined_and_reported(finished, tmp_path, monkeypatc
     make_audit_quick(monkeypatch)
     folder, _ = finished
     assert audit_folder(folder, ["step"], runs=12).ledger.passed
-    code, text = _call("doctor", str(folder))
+    code, text = call_flat("doctor", folder)
     assert code == 0 and "patients.csv" in text
     contents = write_page([folder], tmp_path / "report.html")
     assert len(contents.runs) == 1 and not contents.broken
@@ -199,10 +185,10 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
     other.write_text(finished[1].read_text("utf-8").replace("nurse", "nun", 1), "utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for place, message in ((other, "holds other data"), (tmp_path / "gone.csv", "does not exist")):
-        code, text = _call("train", "--resume", str(folder), "--data", str(place))
+        code, text = call_flat("train", "--resume", folder, "--data", place)
         assert code == 2 and message in text and "\n" not in text.strip()
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-    code, text = _call("train", "--resume", str(folder), "--data", str(moved), "--quiet")
+    code, text = call_flat("train", "--resume", folder, "--data", moved, "--quiet")
     assert code == 0 and read_settings_of(folder).data.data == str(moved), text
     assert (folder / "figures.json").is_file()
 
@@ -235,7 +221,7 @@ def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path):
     prepared = prepare(run_config(chosen))
     assert prepared.plan.dataset_size + len(prepared.data.test[1]) == 200
     assert run(run_config({**chosen, "out": str(tmp_path / "run")})).steps == 2
-    code, text = _call("evaluate", str(tmp_path / "run"))
+    code, text = call_flat("evaluate", tmp_path / "run")
     assert code == 0 and "without a known target left out" in text
 
 
@@ -339,13 +325,13 @@ def test_a_task_trains_and_is_evaluated(tmp_path):
     out = tmp_path / "run"
     result = run(run_config({**QUICK, "task": "my_task:make", "out": str(out)}))
     assert result.score == "share" and 0 <= result.accuracy <= 1
-    code, text = _call("evaluate", str(out))
+    code, text = call_flat("evaluate", out)
     assert code == 0 and text.startswith("share ")
-    code, text = _call("export", str(out))
+    code, text = call_flat("export", out)
     assert code == 0, text
-    code, text = _call("predict", str(out), "--data", "x.csv")
+    code, text = call_flat("predict", out, "--data", "x.csv")
     assert code == 2 and "has no form for other files" in text
-    code, text = _call("doctor", "--task", "my_task:make")
+    code, text = call_flat("doctor", "--task", "my_task:make")
     assert code == 0 and "Linear" in text
     assert prepare(run_config({**QUICK, "task": "my_task:units"})).plan.dataset_size == 50
 
@@ -405,13 +391,13 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
     chosen = {"data": str(folder), "label_file": str(table), "schema": str(schema)}
     out = str(tmp_path / "run")
     assert run(run_config({**QUICK, **chosen, "out": out})).steps == 2
-    code, text = _call("evaluate", out, "--data", str(folder))
+    code, text = call_flat("evaluate", out, "--data", folder)
     assert code == 2 and "no record has a known target" in text and "--label-file" in text
     few = tmp_path / "few.csv"
     few.write_text("file,kind\n" + "\n".join([*lines[:9], "none.png,a"]), "utf-8")
-    code, text = _call("evaluate", out, "--data", str(folder), "--label-file", str(few))
+    code, text = call_flat("evaluate", out, "--data", folder, "--label-file", few)
     assert code == 0 and "9 records" in text and re.search("b . 3 .", text)
-    assert _call("evaluate", out, "--label-file", str(few)) == (code, text)
+    assert call_flat("evaluate", out, "--label-file", few) == (code, text)
 
 
 @pytest.mark.usefixtures("task_module")
@@ -442,10 +428,8 @@ def test_an_error_in_a_task_is_one_line(task, message):
     ],
 )
 def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path, name, message):
-    words = ["train", "--task", f"my_task:{name}", "--out", str(tmp_path / "run")]
-    for setting, value in QUICK.items():
-        words += [f"--{setting.replace('_', '-')}", str(value)]
-    code, text = _call(*words)
+    task = f"my_task:{name}"
+    code, text = call_flat("train", "--task", task, *flags(QUICK), "--out", tmp_path / "run")
     assert code == 2 and re.search(message, text), text
 
 
@@ -477,28 +461,23 @@ def test_choices_that_do_not_go_together(tmp_path, monkeypatch, words, message):
     first = 'target = "y"\nclasses = ["a", "b"]\n'
     Path("t.toml").write_text(f'{first}[text]\nkey = "note"\n', "utf-8")
     Path("c.toml").write_text(f'{first}[columns.note]\nkind = "text"\n', "utf-8")
-    code, text = _call("train", *words, "--out", str(tmp_path / "run"))
+    code, text = call_flat("train", *words, "--out", tmp_path / "run")
     assert code == 2 and message in text
     assert not (tmp_path / "run").exists()
 
 
 def test_train_says_its_method_and_why(tmp_path):
     path, schema = write_patients(tmp_path)
-    flags = [
-        word
-        for name, value in QUICK.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
     budget = tmp_path / "budget.toml"
-    assert _call("budget", str(budget), "--epsilon", "9", "--delta", "1e-4")[0] == 0
+    assert call_flat("budget", budget, "--epsilon", "9", "--delta", "1e-4")[0] == 0
     own = ["--data", str(path), "--schema", str(schema), "--budget", str(budget)]
-    command = ["train", *own, *flags, "--out", str(tmp_path / "r")]
+    command = ["train", *own, *flags(QUICK), "--out", tmp_path / "r"]
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    code, text = _call(*command, "--dry-run")
+    code, text = call_flat(*command, "--dry-run")
     assert code == 0 and "estimated memory" in text and "ε by PLD" in text
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-    code, text = _call(*command)
+    code, text = call_flat(*command)
     assert code == 0 and "method: dp-moments (the default: the best of" in text
     assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
     assert re.search(r"PRIVATE, for you alone.*│ age +│ 0.5% +│ 1.0% +│ – +│", text, re.DOTALL)
@@ -510,7 +489,7 @@ def test_a_dry_run_without_the_resource_module_asks_psutil(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "resource", None)
     for module, said in ((psutil, "estimated memory: 3.00 GiB"), (None, "unknown without psutil")):
         monkeypatch.setitem(sys.modules, "psutil", module)
-        code, text = _call("train", "--recipe", "digits", "--steps", "1", "--dry-run")
+        code, text = call_flat("train", "--recipe", "digits", "--steps", "1", "--dry-run")
         assert code == 0 and said in text
 
 
@@ -518,14 +497,14 @@ def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path):
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["No.", "perhaps"]'), "utf-8")
     own = ["--data", str(path), "--schema", str(schema)]
-    code, looked = _call("doctor", *own)
+    code, looked = call_flat("doctor", *own)
     assert code == 0 and "full stop: labels" in looked
     chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["never", "perhaps"]'), "utf-8")
-    code, looked = _call("doctor", *own)
+    code, looked = call_flat("doctor", *own)
     assert code == 0 and "100.0% of the records have no known target" in looked
     run(run_config({**QUICK, **chosen}))
-    code, text = _call("evaluate", str(tmp_path / "run"))
+    code, text = call_flat("evaluate", tmp_path / "run")
     assert code == 2 and "no test row has a known label" in text and "0.0000" not in text
 
 

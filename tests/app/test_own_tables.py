@@ -1,7 +1,5 @@
 """Tables of a user: schema, encoding against a plain loop, splits, and mistakes in a file."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Files of Excel, SPSS, Stata and SAS, and folders of Parquet parts: what their readers change."""
 
-from __future__ import annotations
-
 import math
 from datetime import datetime, timedelta
 

@@ -2,8 +2,6 @@
 there in part.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Bounds of numbers that one release finds: counts against brute force, and runs that find some."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -40,7 +38,7 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
-from tests.app.accounting import remembered
+from tests.app.finished import read_card
 from tests.app.own_files import QUICK, write_rows
 from tests.command_line import call
 
@@ -60,12 +58,6 @@ kind = "number"
 [columns.empty]
 kind = "number"
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
 
 
 def _rows(count=1200):
@@ -205,7 +197,7 @@ def test_a_run_finds_bounds_and_its_card_says_so(finished):
     lines = verify(finished / "ledger.jsonl").releases
     assert [line.get("purpose") for line in lines] == ["bounds", "moments", None, None]
     assert lines[0]["sensitivity"] == pytest.approx(math.sqrt(3), rel=1e-5)
-    card = json.loads((finished / "privacy_card.json").read_text("utf-8"))
+    card = read_card(finished)
     charges = [(event_from_dict(line["event"]), 1) for line in lines]
     assert card["guarantee"]["epsilon"] == pytest.approx(total_epsilon(charges, 1e-5, "rdp"))
     assert 2.9 < card["guarantee"]["epsilon"] <= 3.0
@@ -236,7 +228,7 @@ def test_the_audit_agrees_and_finds_a_forged_line(finished, tmp_path):
 def test_a_card_that_hides_the_release_is_found(finished, tmp_path):
     for name in ("ledger.jsonl", "privacy_card.json", "model.safetensors"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
-    card = json.loads((tmp_path / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path)
     del card["mechanism"]["extra_releases"]
     (tmp_path / "privacy_card.json").write_text(json.dumps(card), "utf-8")
     with pytest.raises(CardError, match="releases beside the steps"):

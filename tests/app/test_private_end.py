@@ -1,14 +1,13 @@
 """A run that charged, noisy evaluations on held-out private examples end early."""
 
-from __future__ import annotations
-
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+
+from tests.app.finished import read_card
 
 pytest.importorskip("sklearn")
 
@@ -254,7 +253,7 @@ def test_a_run_evaluates_as_often_as_planned(tmp_path, stop_on):
     result = run(run_config({**PRIVATE, "stop_on": stop_on, "out": str(out)}))
     rows = Metrics.read(out / "metrics.parquet").rows
     released = [row.step for row in rows if row.noisy_loss is not None]
-    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    card = read_card(out)
     assert card["guarantee"]["epsilon"] == pytest.approx(_epsilon_of_ledger(out))
     assert result.epsilon == pytest.approx(card["guarantee"]["epsilon"])
     assert 2.9 < result.epsilon <= 3.0
@@ -275,7 +274,7 @@ def test_an_early_end_charges_the_whole_plan(tmp_path, monkeypatch):
     rows = Metrics.read(out / "metrics.parquet").rows
     assert rows[-1].step == 4 and rows[-1].noisy_loss is not None
     assert _kinds(out).count("evaluation") == 4 and _kinds(out).count("step") == 9
-    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    card = read_card(out)
     assert rows[-1].epsilon == pytest.approx(card["guarantee"]["epsilon"])
     assert "by the noisy evaluations" in card["hyper_parameters"]["early end"]
     with pytest.raises(ConfigError, match="complete"):
@@ -310,7 +309,7 @@ def test_a_resumed_run_stays_within_its_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(PrivateEarlyStopping, "is_over", lambda stopping, losses: False)
     resume(out)
     assert _kinds(out).count("evaluation") <= 4 and _kinds(out).count("step") == 9
-    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    card = read_card(out)
     assert card["guarantee"]["epsilon"] == pytest.approx(_epsilon_of_ledger(out))
     assert card["guarantee"]["epsilon"] <= 3.0
 

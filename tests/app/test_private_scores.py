@@ -1,7 +1,5 @@
 """Noisy scores on test rows: what a row adds, what is charged, and that nothing else is shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from dpkfc.app.recipes.objective import score_model
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.privacy.ledger import verify
+from tests.app.finished import read_card
 from tests.app.own_files import QUICK, write_patients
 
 ODD = [float("nan"), float("inf"), -1e30, 1e30, 0.3]
@@ -113,7 +112,7 @@ def test_one_release_is_charged_and_nothing_else_is_computed_from_test_rows(conf
     assert purposes.count("scores") == 1 and purposes[-1] == "scores"
     rows = Metrics.read(folder / "metrics.parquet").rows
     assert all(row.loss is None for row in rows[:-1])
-    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    card = read_card(folder)
     assert not any("accuracy" in name for name in card["not_private"])
     assert card["mechanism"]["extra_releases"][-1]["purpose"] == "scores"
 

@@ -1,7 +1,5 @@
 """Files are read by columns, and mean what a careful reader of single cells finds in them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import stat

@@ -2,8 +2,6 @@
 what is missing or damaged.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -36,7 +34,7 @@ from dpkfc_papers.recipes.generation import (
     encode_pairs,
     gpt2_lora,
 )
-from tests.app.accounting import remembered
+from tests.app.finished import read_card
 from tests.app.planted import write_all, write_medmnist
 
 NEEDS = {
@@ -89,12 +87,6 @@ FILES = {
     "e2e-gpt2-lora": "e2e/e2e-dataset.zip",
     "dart-gpt2-lora": "dart/dart-v1.1.1-full-test.xml.gz",
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +142,7 @@ def test_every_recipe_takes_private_steps_on_planted_files(name, planted, tmp_pa
         build = partial(_small_network, SMALLER[name])
         monkeypatch.setitem(RECIPES, name, replace(RECIPES[name], build=build))
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert (
         result.steps == 2
         and card["guarantee"]["certified"]
@@ -397,7 +389,7 @@ def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(
     )
     monkeypatch.setitem(sys.modules, "timm", module)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert (
         result.steps == 2
         and card["guarantee"]["certified"]

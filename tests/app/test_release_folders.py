@@ -1,7 +1,5 @@
 """A folder with weights, ledger and card of any host passes every check, and a forged one none."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
@@ -28,7 +26,7 @@ from dpkfc.report.officer import Declared
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
 from dpkfc.weights import ReleasedWeights
-from tests.app.finished import call
+from tests.app.finished import call, read_card
 from tests.app.hosts import HOSTS, SAID, open_session, train, train_engine, train_server
 
 
@@ -50,7 +48,7 @@ def change_card(change):
     """Change a card and all its pages, as a careful forger does."""
 
     def forge(folder):
-        card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+        card = read_card(folder)
         change(card)
         write_card_files(folder, card)
 
@@ -107,7 +105,7 @@ def test_an_honest_folder_passes(make_folder, host, tmp_path):
     assert answers["privacy card"] == "states what the ledger shows"
     assert answers["weights"] == "equal to the card's (SHA-256)"
     assert answers["pages of the card"] == "say what the card says"
-    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    card = read_card(folder)
     if host != "dpkfc train":
         assert card["declared"]["owner"] == "Ward 3"
         verdict = audit_folder(folder, ["step"])

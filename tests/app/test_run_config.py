@@ -2,8 +2,6 @@
 replay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

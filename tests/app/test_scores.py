@@ -1,7 +1,5 @@
 """Scores equal plain counts and scikit-learn's, and their intervals cover the truth."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 from dpkfc.app.class_scores import score_classes, share_score
 from dpkfc.app.number_scores import score_numbers
+from tests.app.finished import read_card
 from tests.app.own_files import patients, write_patients, write_rows
 from tests.command_line import call
 
@@ -127,7 +126,7 @@ def test_a_file_without_a_known_test_label_says_so(tmp_path, shift):
     text = " ".join(called.stdout.replace("│", " ").split())
     assert "no test row has a known label" in text
     assert "0.0 %" not in text and "0.0000" not in text
-    card = json.loads((run / "privacy_card.json").read_text("utf-8"))
+    card = read_card(run)
     assert card["results"]["accuracy on the test set"] == "no test row has a known label"
     page = tmp_path / "page.html"
     assert call("report", run, "--out", page).exit_code == 0

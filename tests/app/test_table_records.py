@@ -1,7 +1,5 @@
 """Records of a table: how many a file holds, and that none of them reaches another one."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import uuid

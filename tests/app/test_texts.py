@@ -2,8 +2,6 @@
 of the same shape.
 """
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

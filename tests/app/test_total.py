@@ -2,8 +2,6 @@
 a folder.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -18,16 +16,10 @@ from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.text import rounded_up
 from dpkfc.report.total import describe_total, total_of_ledgers
 from dpkfc.report.verify import verify_ledger
-from tests.app.finished import call
+from tests.app.finished import call, read_card, refuse
 
 RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--quiet")
 RUN += ("--expected-batch-size", "48", "--accountant", "rdp", "--epsilon", "2")
-
-
-def refused(*arguments):
-    result = call(*arguments)
-    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1, result.output
-    return str(result.stderr)
 
 
 def start_run(path, noise=2.0, steps=3, delta=1e-4, **how):
@@ -48,14 +40,14 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path):
     text = call("budget", path, "--epsilon", "1.4", "--delta", "1e-5", "--people", "writers").output
     assert "writers: ε = 1.4 at δ = 1e-05" in text and "1.400" in text
     assert call(*RUN, "--budget", path, "--out", tmp_path / "a").exit_code == 0
-    card = json.loads((tmp_path / "a" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "a")
     assert card["budget"]["people"] == "writers" and card["budget"]["before"] == 0.0
     page, _, annex = (tmp_path / "a" / "privacy_card.md").read_text("utf-8").partition("# Annex")
     assert "| budget | writers: ε of all runs 0.0000 before this one and" in annex
     total = f"ε = {rounded_up(card['budget']['after'], 4)}, δ = 1e-05 for all runs that the budget"
     assert f"- **Total over several runs:** {total} of writers had counted." in page
     content = path.read_bytes()
-    message = refused(*RUN, "--budget", path, "--out", tmp_path / "b")
+    message = refuse(*RUN, "--budget", path, "--out", tmp_path / "b")
     named = re.search(
         r"digits\.toml has ε = ([\d.]+) of 1\.4 left.*plan for ε = ([\d.]+), or", message
     )
@@ -63,7 +55,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path):
     assert path.read_bytes() == content and not (tmp_path / "b").exists()
     smaller = (*RUN[:-1], named[2])
     assert call(*smaller, "--budget", path, "--out", tmp_path / "b").exit_code == 0
-    assert "complete" in refused("train", "--resume", tmp_path / "b", "--quiet")
+    assert "complete" in refuse("train", "--resume", tmp_path / "b", "--quiet")
     budget = Budget(path)
     assert len(budget.charges) == 2 and budget.spent <= 1.4
     shown = call("budget", path).output
@@ -81,7 +73,7 @@ def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path):
     with run.open_ledger(old) as ledger:
         Budget(path).charge(run, ledger)
     old.rename(new)
-    assert "no charge of" in refused("budget", path, "--moved", new.with_name("c"), new)
+    assert "no charge of" in refuse("budget", path, "--moved", new.with_name("c"), new)
     assert call("budget", path, "--moved", old, new).exit_code == 0
     with run.open_ledger(new) as ledger:
         Budget(path).charge(run, ledger)
@@ -89,7 +81,7 @@ def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path):
 
 
 def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path):
-    message = refused(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
+    message = refuse(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
     assert "there is no budget" in message and not list(tmp_path.iterdir())
 
 
@@ -134,18 +126,18 @@ def test_a_total_without_a_guarantee_says_so(tmp_path):
 def test_what_has_no_common_total_is_one_error(tmp_path):
     first = start_run(tmp_path / "a" / "ledger.jsonl")
     fixed = start_run(tmp_path / "b" / "ledger.jsonl", sampler="fixed", accountant="rdp")
-    assert "counts add_or_remove_one" in refused("total", first, fixed)
+    assert "counts add_or_remove_one" in refuse("total", first, fixed)
     patient = start_run(tmp_path / "c" / "ledger.jsonl", unit="patient", max_records_per_unit=2)
-    assert "counts one example, " in refused("total", first, patient)
+    assert "counts one example, " in refuse("total", first, patient)
     other = start_run(tmp_path / "d" / "ledger.jsonl", delta=1e-5)
-    assert "do not state one δ" in refused("total", first, other)
+    assert "do not state one δ" in refuse("total", first, other)
     assert call("total", first, other, "--delta", "1e-5").exit_code == 0
-    assert "given twice" in refused("total", first, first)
+    assert "given twice" in refuse("total", first, first)
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    assert "is a copy of" in refused("total", first, tmp_path / "copy")
+    assert "is a copy of" in refuse("total", first, tmp_path / "copy")
     (tmp_path / "empty").mkdir()
-    assert "is not a ledger and holds none" in refused("total", tmp_path / "empty")
-    assert "delta must be in (0, 1)" in refused("total", first, "--delta", "2")
+    assert "is not a ledger and holds none" in refuse("total", tmp_path / "empty")
+    assert "delta must be in (0, 1)" in refuse("total", first, "--delta", "2")
 
 
 def test_copies_that_went_apart_both_count(tmp_path):
@@ -175,7 +167,7 @@ def test_a_folder_says_whether_its_weights_are_those_of_its_ledger(folder):
     assert verify_ledger(ledger)[FACT].startswith("equal to model.safetensors")
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name] + 1e-7}, folder / "model.safetensors")
-    assert "does not hold the weights of the last release" in refused("ledger", "verify", folder)
+    assert "does not hold the weights of the last release" in refuse("ledger", "verify", folder)
     assert call("audit", folder, "--kind", "membership", "--quiet").exit_code == 2
     (folder / "model.safetensors").unlink()
     assert verify_ledger(ledger)[FACT].startswith("not compared: no safetensors file")
@@ -191,8 +183,8 @@ def test_a_record_that_was_edited_or_exchanged_is_found(folder, tmp_path):
     edited = {**content, "weights": {**content["weights"], name: "0" * 64}}
     for text in (json.dumps(edited), "{", "[]", json.dumps({**content, "format": 9})):
         record.write_text(text, "utf-8")
-        assert "record of the weights" in refused("ledger", "verify", folder)
+        assert "record of the weights" in refuse("ledger", "verify", folder)
     start_run(tmp_path / "other" / "ledger.jsonl")
     record.write_text(json.dumps(content), "utf-8")
     shutil.copy(record, tmp_path / "other")
-    assert "is the record of another ledger" in refused("ledger", "verify", tmp_path / "other")
+    assert "is the record of another ledger" in refuse("ledger", "verify", tmp_path / "other")

@@ -2,8 +2,6 @@
 training.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -34,7 +32,7 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
-from tests.app.accounting import remembered
+from tests.app.finished import read_card
 
 QUICK = {
     "recipe": "digits",
@@ -61,12 +59,6 @@ def draw_figures():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.app.picture_style.save", SAVE)
         patched.setattr("dpkfc.app.results._choose_factors", CHOOSE_FACTORS)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
-    with remembered():
         yield
 
 
@@ -145,7 +137,7 @@ def test_the_metrics_say_which_columns_are_private(finished):
 
 def test_the_card_and_the_ledger_agree(finished):
     _, folder = finished
-    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    card = read_card(folder)
     found = verify(folder / "ledger.jsonl")
     assert card["ledger"] == {"file": "ledger.jsonl", "releases": 4, "head": found.heads[-1]}
     assert card["guarantee"]["certified"] and card["stamp"] is None
@@ -227,7 +219,7 @@ def test_an_interrupted_run_is_continued(tmp_path, monkeypatch, act):
     assert not (tmp_path / "run" / "privacy_card.json").exists()
     second = resume(tmp_path / "run")
     assert not second.interrupted and second.steps == 4
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert card["guarantee"]["releases"] == 4
     assert len(verify(tmp_path / "run" / "ledger.jsonl").releases) == 4
     rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
@@ -330,7 +322,7 @@ def test_a_device_that_is_not_there_is_named(tmp_path):
 def test_test_mode_is_stamped(tmp_path):
     result = run(_config(tmp_path / "run", test_mode=True, method="dp-sgd"))
     assert result.stamp == "NOT PRIVATE: test mode"
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert card["stamp"] == result.stamp and not card["guarantee"]["certified"]
     assert "NOT PRIVATE" in (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as model:
@@ -359,7 +351,7 @@ def test_validation_figures_are_marked_private(tmp_path):
     assert result.measured_on == "validation"
     schema = pq.read_schema(tmp_path / "run" / "metrics.parquet")
     assert schema.field("accuracy").metadata[b"private"] == b"true"
-    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    card = read_card(tmp_path / "run")
     assert "ε does not protect" in card["not_private"]["metrics.parquet: accuracy"]
     assert card["assumed_public"]["number of examples N"]["value"] == 1337
     assert card["public_seeds"]["validation split"] == 0

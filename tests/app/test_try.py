@@ -1,7 +1,5 @@
 """From a file to a model by questions: what is proposed, asked, refused and written."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -2,8 +2,6 @@
 format that is read.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -2,8 +2,6 @@
 in floating point.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,10 +12,10 @@ from torch import Tensor
 from dpkfc.gradients.clip import clip_factors
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.magnitudes import bound_magnitudes
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.linalg.norm_bounds import LayerNorms
 from dpkfc.linalg.norms import per_example_norms
-from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
+from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 
 N = 5
 
@@ -37,14 +35,12 @@ PATTERNS = (
 )
 
 
-def numbers(
-    shape: tuple[int, ...], pattern: str, generator: torch.Generator, dtype: torch.dtype
-) -> Tensor:
+def numbers(shape, pattern, generator, dtype):
     """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the
     patterns.
     """
 
-    def exponents(*axes: int) -> Tensor:
+    def exponents(*axes):
         held = [n if i in axes else 1 for i, n in enumerate(shape)]
         return torch.rand(held, generator=generator, dtype=torch.float64) * 60 - 30
 
@@ -85,7 +81,7 @@ def numbers(
     return x
 
 
-def partner(pattern: str, generator: torch.Generator) -> str:
+def partner(pattern, generator):
     """A pattern for the other side of a block: alike, ordinary, or another of its own."""
     choices = (pattern, "one", "position", "example")
     return choices[int(torch.randint(len(choices), (1,), generator=generator))]
@@ -107,8 +103,8 @@ class Kind:
     methods: tuple[str | None, ...] = (None,)
 
 
-def _outer(t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False):
-    def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> Outer:
+def _outer(t, d_in, d_out, groups=1, homogeneous=False):
+    def make(pattern, generator, dtype):
         other = pattern if pattern in ("cancel", "broken") else partner(pattern, generator)
         a = numbers((N * groups, t, d_in), pattern, generator, dtype)
         b = numbers((N * groups, t, d_out), "one" if other == "broken" else other, generator, dtype)
@@ -120,16 +116,16 @@ def _outer(t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = F
 
 
 def _conv(
-    image: tuple[int, ...],
-    kernel: tuple[int, ...],
-    c_in: int,
-    c_out: int,
+    image,
+    kernel,
+    c_in,
+    c_out,
     groups=1,
     dilation=1,
     views=1,
     bias=True,
 ):
-    def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> ConvBlock:
+    def make(pattern, generator, dtype):
         each = tuple(dilation for _ in kernel)
         positions = tuple(n - dilation * (k - 1) for n, k in zip(image, kernel, strict=True))
         pattern = "example" if pattern == "feature" else pattern
@@ -147,8 +143,8 @@ def _conv(
     return make
 
 
-def _lookup(t: int, rows: int, d: int):
-    def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> Lookup:
+def _lookup(t, rows, d):
+    def make(pattern, generator, dtype):
         ids = torch.randint(rows, (N, t), generator=generator)
         ids[:, t // 2 : 2 * (t // 2)] = ids[:, : t // 2]
         return Lookup(ids, numbers((N, t, d), pattern, generator, dtype), rows)
@@ -156,8 +152,8 @@ def _lookup(t: int, rows: int, d: int):
     return make
 
 
-def _tied(s: int, t: int, rows: int, d: int):
-    def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> Tied:
+def _tied(s, t, rows, d):
+    def make(pattern, generator, dtype):
         return Tied(
             _lookup(s, rows, d)(pattern, generator, dtype),
             _outer(t, d, rows)(pattern, generator, dtype),
@@ -166,7 +162,7 @@ def _tied(s: int, t: int, rows: int, d: int):
     return make
 
 
-def _materialised(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> PerExample:
+def _materialised(pattern, generator, dtype):
     other = partner(pattern, generator)
     grads = {
         "weight": numbers((N, 4, 3), pattern, generator, dtype),
@@ -176,7 +172,7 @@ def _materialised(pattern: str, generator: torch.Generator, dtype: torch.dtype) 
 
 
 EITHER = (None, "gram", "materialised")
-KINDS: dict[str, Kind] = {
+KINDS = {
     "linear": Kind(_outer(1, 7, 5, homogeneous=True)),
     "linear wide": Kind(_outer(1, 90, 40)),
     "sequence": Kind(_outer(6, 9, 5, homogeneous=True), EITHER),
@@ -197,7 +193,7 @@ KINDS: dict[str, Kind] = {
 # -- metrics ---------------------------------------------------------------------------------------
 
 
-def _side(kind: str, d: int, generator: torch.Generator, dtype: torch.dtype) -> Side:
+def _side(kind, d, generator, dtype):
     values = 10 ** (torch.rand(d, generator=generator, dtype=torch.float64) * 6 - 3)
     if kind == "identity":
         return Identity(float(values[0]))
@@ -214,7 +210,7 @@ def _side(kind: str, d: int, generator: torch.Generator, dtype: torch.dtype) -> 
 METRICS = ("none", "identity", "diagonal", "dense", "low rank", "eigenbasis", "diagonal eigenbasis")
 
 
-def metric_for(block: AnyBlock, kind: str, generator: torch.Generator) -> Entry | None:
+def metric_for(block, kind, generator):
     """A metric of condition up to 1e6 a side for a block; tables take a diagonal one over their
     rows.
     """
@@ -252,7 +248,7 @@ def metric_for(block: AnyBlock, kind: str, generator: torch.Generator) -> Entry 
     )
 
 
-def _widths(block: Outer | Lookup | Tied | ConvBlock) -> tuple[int, int, torch.dtype]:
+def _widths(block):
     match block:
         case Lookup():
             return block.num_rows, block.b.shape[-1], block.b.dtype
@@ -281,7 +277,7 @@ def doubled(value):
     return replace(value, **fields) if fields else value
 
 
-def exact_norms(block: AnyBlock, metric: Entry | None) -> Tensor:
+def exact_norms(block, metric):
     """‖U_G g_n U_A‖ `[N]` of gradients formed and mapped in float64."""
     block, metric = doubled(block), metric if metric is None else doubled(metric)
     if isinstance(block, PerExample):
@@ -311,7 +307,7 @@ class Sizes:
     width: float
 
 
-def sizes(block: AnyBlock) -> Sizes:
+def sizes(block):
     """Of a block, without its metric."""
     block = doubled(block)
     match block:
@@ -344,7 +340,7 @@ def sizes(block: AnyBlock) -> Sizes:
     )
 
 
-def bounds_of(metric: Entry | None) -> tuple[float, float]:
+def bounds_of(metric):
     """(operator norm of the metric, and a bound of what its sides make of any number on the
     way).
     """
@@ -361,7 +357,7 @@ def bounds_of(metric: Entry | None) -> tuple[float, float]:
     ) * (1 + metric.output.operator_norm)
 
 
-def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Tensor]) -> Tensor:
+def whitened(block, metric, value):
     """A sum of this layer in the coordinates of the metric, flat, as the library computes it."""
     if isinstance(value, dict):
         scale = metric.scale if isinstance(metric, Elementwise) else {}
@@ -391,9 +387,7 @@ class Clipped:
     total: Tensor
 
 
-def clipped(
-    block: AnyBlock, metric: Entry | None, method: str | None, bound: float, clipping: str
-) -> Clipped:
+def clipped(block, metric, method, bound, clipping):
     """Norms, clip and sum as the summer does them, and each example's own share of the sum."""
     found = per_example_norms(block, metric, method)
     norms = found.norms.double()
@@ -401,7 +395,7 @@ def clipped(
     finite = torch.isfinite(norms)
     broken = None if bool(finite.all()) else ~finite
 
-    def summed(weights: Tensor) -> Tensor:
+    def summed(weights):
         value = found.block.weighted_sum(weights, broken)
         if found.whitened:
             return (

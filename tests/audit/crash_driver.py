@@ -14,8 +14,6 @@ costs is steps: a release that was charged and not kept is not made again.
     python -m tests.audit.crash_driver '{"folder": ..., ...}' report.json
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -28,11 +26,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import torch
@@ -49,7 +45,7 @@ from tests.audit.crash_places import (
     instrument,
     note_weights,
 )
-from tests.audit.crash_subjects import SUBJECTS, Subject
+from tests.audit.crash_subjects import SUBJECTS
 
 
 @dataclass
@@ -70,7 +66,7 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def spawn(act: Callable[[], None], errors: Path) -> int:
+def spawn(act, errors):
     """Fork a child that runs `act` and ends with 0, or with 1 and a traceback in a file."""
     sys.stdout.flush()
     child = os.fork()
@@ -90,7 +86,7 @@ def spawn(act: Callable[[], None], errors: Path) -> int:
         os._exit(code)
 
 
-def ended(child: int, limit_s: float = LIMIT_S) -> int:
+def ended(child, limit_s=LIMIT_S):
     """The exit status of a child; one that hangs is killed and counts as status 255."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -106,27 +102,27 @@ def ended(child: int, limit_s: float = LIMIT_S) -> int:
 class Scenarios:
     """Runs of one subject that are killed until they are done."""
 
-    def __init__(self, subject: Subject, root: Path, seed: int) -> None:
+    def __init__(self, subject, root, seed):
         root.mkdir(parents=True)
         self.subject, self.root, self.mutant = subject, root, ""
         self.rng, self.report = random.Random(seed), Report()
-        self.expected: list[str] = []
+        self.expected = []
         # what is imported at first use, and calibrations, are there for all children
         subject.train(root / "warm")
         self._run_without_kill()
 
-    def planted(self, mutant: str) -> Scenarios:
+    def planted(self, mutant):
         """The same runs with a fault in every process."""
         other = copy.copy(self)
         other.mutant, other.root, other.report = mutant, self.root / mutant, Report()
         other.root.mkdir()
         return other
 
-    def _child(self, place: Place, aim: Aim, note: bool = False, cap: int | None = None) -> int:
-        def act() -> None:
+    def _child(self, place, aim, note=False, cap=None):
+        def act():
             mutant = "" if note else self.mutant
             instrument(aim, place, mutant)
-            passed: list[str] = []
+            passed = []
             place.notes.with_suffix(".begun").touch()
             started = time.monotonic()
             if note:
@@ -143,7 +139,7 @@ class Scenarios:
 
         return spawn(act, place.errors)
 
-    def _run_without_kill(self) -> None:
+    def _run_without_kill(self):
         place = Place(self.root, "alone")
         status = ended(self._child(place, Aim(), note=True))
         if status:
@@ -157,7 +153,7 @@ class Scenarios:
         self.places = sorted(self.counts)
         self.rng.shuffle(self.places)
 
-    def run(self, kills: int) -> Report:
+    def run(self, kills):
         started, turn = time.monotonic(), 0
         while self.report.kills < kills:
             place = Place(self.root, f"run-{self.report.runs}")
@@ -183,7 +179,7 @@ class Scenarios:
         self.report.seconds = time.monotonic() - started
         return self.report
 
-    def _trial(self, place: Place, turn: int) -> int:
+    def _trial(self, place, turn):
         """One child; how it ended."""
         if turn % 3 == 2:
             begun = place.notes.with_suffix(".begun")
@@ -209,7 +205,7 @@ class Scenarios:
                 self._cut_power(place)
         return status
 
-    def _cut_power(self, place: Place) -> None:
+    def _cut_power(self, place):
         """What was not synced may be gone: the ledger ends somewhere behind its last sync."""
         if not place.ledger.exists():
             return
@@ -220,7 +216,7 @@ class Scenarios:
             os.truncate(place.ledger, self.rng.randint(safe, size))
             self.report.power_cuts += 1
 
-    def _after_kill(self, place: Place, kills: int) -> None:
+    def _after_kill(self, place, kills):
         ledger, seen = (
             self._charged(place),
             place.witness.stat().st_size if place.witness.exists() else 0,
@@ -249,7 +245,7 @@ class Scenarios:
         elif place.folder.exists():
             shutil.rmtree(place.folder)  # killed before it began: a run begins anew
 
-    def _charged(self, place: Place) -> int:
+    def _charged(self, place):
         """Releases in a ledger whose last line may be torn; its chain must hold."""
         content = place.ledger.read_bytes() if place.ledger.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -261,7 +257,7 @@ class Scenarios:
             self._problem(f"{place.name}: {error}")
             return 0
 
-    def _after_end(self, place: Place) -> None:
+    def _after_end(self, place):
         report, steps = self.report, self.subject.steps
         report.finished += 1
         made, charged = place.witness.stat().st_size, self._charged(place)
@@ -285,9 +281,7 @@ class Scenarios:
         if self.subject.name.startswith("dpkfc train"):
             self._check_card(place, json.loads(card.read_text("utf-8")), tensors["model"])
 
-    def _check_card(
-        self, place: Place, card: dict[str, Any], model: dict[str, torch.Tensor]
-    ) -> None:
+    def _check_card(self, place, card, model):
         """What a finished `dpkfc train` leaves agrees with its ledger and its checkpoint."""
         from safetensors.torch import load_file
 
@@ -309,10 +303,10 @@ class Scenarios:
             if wrong:
                 self._problem(f"{place.name}: {what}")
 
-    def _problem(self, text: str) -> None:
+    def _problem(self, text):
         self.report.problems.append(text)
 
-    def full_disk(self, cap: int) -> dict[str, Any]:
+    def full_disk(self, cap):
         """A run whose files cannot grow beyond a size, then the same with room: what was charged,
         made, and came of it.
         """
@@ -340,7 +334,7 @@ class Scenarios:
             "same": same,
         }
 
-    def two_at_once(self) -> dict[str, Any]:
+    def two_at_once(self):
         """A second process in the folder of one that is alive (it is stopped, not ended), and a
         third after its death.
         """
@@ -364,7 +358,7 @@ class Scenarios:
         }
 
 
-def main(asked: dict[str, Any]) -> dict[str, Any]:
+def main(asked):
     """Kill, fill disks, start twice.
 
     Args:
@@ -375,9 +369,9 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # test mode says that it is not private
     root, seed, default = Path(asked["folder"]), int(asked.get("seed", 0)), asked["default"]
-    made: dict[str, Scenarios] = {}
+    made = {}
 
-    def of(name: str) -> Scenarios:
+    def of(name):
         if name not in made:
             made[name] = Scenarios(
                 SUBJECTS[name](), root / f"subject-{len(made)}", seed + len(made)
@@ -397,7 +391,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     return {"subjects": subjects, "mutants": mutants, "full": full, "two": two}
 
 
-def drive(asked: dict[str, Any], report: Path) -> None:
+def drive(asked, report):
     """`main`, with its report in a file."""
     report.write_text(json.dumps(main(asked)), "utf-8")
 

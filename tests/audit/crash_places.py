@@ -2,8 +2,6 @@
 planted faults.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -12,11 +10,9 @@ import signal
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import safetensors.torch as tensor_files
@@ -33,20 +29,20 @@ LIMIT_S = 120
 class Aim:
     """Counts how often each place is reached and kills the process at one of them."""
 
-    def __init__(self, place: str | None = None, number: int = 0) -> None:
+    def __init__(self, place=None, number=0):
         self.place, self.number, self.counts = place, number, Counter[str]()
 
-    def hits(self, place: str) -> bool:
+    def hits(self, place):
         self.counts[place] += 1
         return place == self.place and self.counts[place] == self.number
 
-    def reached(self, place: str) -> None:
+    def reached(self, place):
         if self.hits(place):
             die()
 
 
 @contextmanager
-def full_disk(cap: int) -> Iterator[None]:
+def full_disk(cap):
     """No file grows beyond a size: the kernel takes what fits of a write and refuses the next
     one.
     """
@@ -58,20 +54,15 @@ def full_disk(cap: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(LIMIT_S)
 
 
-Torn = Callable[..., None]
-
-
-def hooked(
-    aim: Aim, site: str, real: Callable[..., Any], torn: Torn | None = None
-) -> Callable[..., Any]:
+def hooked(aim, site, real, torn=None):
     """The function with a place before it, one after it and, where it writes, one in its middle."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args, **kwargs):
         aim.reached(f"before {site}")
         if torn is not None and aim.hits(f"in the middle of {site}"):
             torn(real, *args, **kwargs)
@@ -83,12 +74,12 @@ def hooked(
     return call
 
 
-def _half_write(real: Callable[..., int], descriptor: int, data: bytes) -> None:
+def _half_write(real, descriptor, data):
     real(descriptor, data[: random.randrange(1, max(2, len(data)))])
 
 
-def _half_file(position: int) -> Torn:
-    def torn(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _half_file(position):
+    def torn(real, *args, **kwargs):
         real(*args, **kwargs)
         os.truncate(args[position], random.randrange(os.path.getsize(args[position])))
 
@@ -103,20 +94,20 @@ class Place:
     name: str
 
     @property
-    def folder(self) -> Path:
+    def folder(self):
         return self.root / self.name
 
     @property
-    def ledger(self) -> Path:
+    def ledger(self):
         return self.folder / "ledger.jsonl"
 
-    def __getattr__(self, name: str) -> Path:
+    def __getattr__(self, name):
         if name in ("witness", "synced", "seen", "errors", "notes"):
             return self.root / f"{self.name}.{name}"
         raise AttributeError(name)
 
 
-def instrument(aim: Aim, place: Place, mutant: str) -> None:
+def instrument(aim, place, mutant):
     """Put places and the witness into this process; it ends soon, so nothing is put back."""
     write, fsync = os.write, os.fsync
     flags = os.O_WRONLY | os.O_CREAT
@@ -124,7 +115,7 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     synced, seen = os.open(place.synced, flags), os.open(place.seen, flags | os.O_APPEND)
     release = mechanism.gaussian_release
 
-    def witnessed(*args: Any, **kwargs: Any) -> Any:
+    def witnessed(*args, **kwargs):
         write(witness, b"r")
         aim.reached("between charge and noise")
         result = release(*args, **kwargs)
@@ -133,7 +124,7 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
         aim.reached("between noise and update")
         return result
 
-    def noted_sync(descriptor: int) -> None:
+    def noted_sync(descriptor):
         fsync(descriptor)
         mine = os.fstat(descriptor)
         with suppress(OSError):
@@ -148,7 +139,7 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     kept = hooked(aim, "tensors of a checkpoint", tensor_files.save_file, _half_file(1))
     delivered = hooked(aim, "the released model", tensor_files.save_file, _half_file(1))
 
-    def save_file(tensors: Any, path: Any, **header: Any) -> None:
+    def save_file(tensors, path, **header):
         (delivered if header else kept)(tensors, path, **header)
 
     tensor_files.save_file = save_file
@@ -159,11 +150,11 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     MUTANTS[mutant]()
 
 
-def _charge_late() -> None:
+def _charge_late():
     """Mutant: the accountant is saved with the checkpoint, as in many training scripts."""
     append, save, late = Ledger._append, checkpoint.write, []
 
-    def flush(*args: Any) -> None:
+    def flush(*args):
         while late:
             append(*late.pop(0))
         save(*args)
@@ -172,23 +163,23 @@ def _charge_late() -> None:
     checkpoint.write = flush
 
 
-def _forget_momentum() -> None:
+def _forget_momentum():
     """Mutant: a resumed run begins with a new optimizer."""
     resume_checks.load_optimizer = lambda optimizer, state: None
 
 
-MUTANTS: dict[str, Callable[[], None]] = {
+MUTANTS = {
     "": lambda: None,
     "late": _charge_late,
     "forgetful": _forget_momentum,
 }
 
 
-def note_weights(passed: list[str]) -> None:
+def note_weights(passed):
     """Keep the digest of the weights after every step."""
     step = Session.step
 
-    def noted(self: Session, *args: Any) -> Any:
+    def noted(self, *args):
         record = step(self, *args)
         passed.append(digest_of(self.model.state_dict()))
         return record
@@ -196,7 +187,7 @@ def note_weights(passed: list[str]) -> None:
     Session.step = noted  # type: ignore[method-assign]
 
 
-def digest_of(tensors: dict[str, torch.Tensor]) -> str:
+def digest_of(tensors):
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())

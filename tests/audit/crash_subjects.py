@@ -1,18 +1,15 @@
 """What the crash driver trains: sessions of several methods, and `dpkfc train`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from dpkfc.app import train
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.postprocess import DiSK, WeightEMA
@@ -31,30 +28,28 @@ class Subject:
     bit_for_bit: bool = True
 
 
-def _net() -> nn.Module:
+def _net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)).double()
 
 
-def _data() -> tuple[torch.Tensor, torch.Tensor]:
+def _data():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(EXAMPLES, 6, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, 3, (EXAMPLES,), generator=generator)
 
 
-def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _loss(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def _plan(seed: int | None, **settings: Any) -> Plan:
+def _plan(seed, **settings):
     config = PrivacyConfig(expected_batch_size=8, steps=STEPS, test_mode_seed=seed, **settings)
     return config.with_noise(1.0, 1e-3, EXAMPLES)
 
 
-def _session_subject(
-    name: str, plan: Plan, optimizer: Callable[[Any], torch.optim.Optimizer]
-) -> Subject:
-    def begin(folder: Path) -> None:
+def _session_subject(name, plan, optimizer):
+    def begin(folder):
         folder.mkdir(parents=True, exist_ok=True)
         model = _net()
         saved = folder / "checkpoint"
@@ -80,7 +75,7 @@ def _session_subject(
     return Subject(name, plan.steps, begin, bit_for_bit=plan.test_mode)
 
 
-def _recipe_subject(name: str, **changed: Any) -> Subject:
+def _recipe_subject(name, **changed):
     settings = {
         "recipe": "digits",
         "steps": 12,
@@ -90,7 +85,7 @@ def _recipe_subject(name: str, **changed: Any) -> Subject:
     }
     settings |= {"probe_size": 16, "every": 2, "evaluate_every": 3, "method": "dp-kfc", **changed}
 
-    def begin(folder: Path) -> None:
+    def begin(folder):
         if (folder / "config.toml").exists():
             train.resume(folder)
         else:
@@ -99,11 +94,11 @@ def _recipe_subject(name: str, **changed: Any) -> Subject:
     return Subject(name, int(settings["steps"]), begin, bit_for_bit=bool(changed.get("test_mode")))
 
 
-def _sgd(parameters: Any) -> torch.optim.Optimizer:
+def _sgd(parameters):
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {
+SUBJECTS = {
     "DP-SGD": lambda: _session_subject("DP-SGD", _plan(3), _sgd),
     "DP-KFC, Adam, average": lambda: _session_subject(
         "DP-KFC, Adam, average",

@@ -5,8 +5,6 @@ The mutations are drawn from a seed, so a run can be repeated. Nothing here know
 means; what does is in the tests.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -15,11 +13,8 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
 import torch
 
 from dpkfc.app.datasets.errors import DatasetError
@@ -88,7 +83,7 @@ BITS = [
     b"\xc3\x28",
     b"\xed\xa0\x80",
 ]
-ODD: list[Any] = [
+ODD = [
     None,
     True,
     False,
@@ -128,7 +123,7 @@ ODD: list[Any] = [
 ]
 
 
-def nested(depth: int, inside: Any = None) -> Any:
+def nested(depth, inside=None):
     """Lists inside lists."""
     for _ in range(depth):
         inside = [inside]
@@ -138,21 +133,21 @@ def nested(depth: int, inside: Any = None) -> Any:
 class Mutator:
     """Changes of real inputs, drawn from a seed."""
 
-    def __init__(self, seeds: Sequence[bytes], seed: int = 0) -> None:
+    def __init__(self, seeds, seed=0):
         self.seeds, self.rng = list(seeds), random.Random(seed)
 
-    def bytes(self) -> bytes:
+    def bytes(self):
         """One of the seeds with a few changes."""
         data = self.rng.choice(self.seeds)
         for _ in range(self.rng.choice((1, 1, 1, 2, 3, 8))):
             data = self.rng.choice(_CHANGES)(self, data)
         return data
 
-    def span(self, data: bytes) -> tuple[int, int]:
+    def span(self, data):
         start = self.rng.randrange(len(data) + 1)
         return start, min(len(data), start + self.rng.choice((1, 1, 2, 4, 16, 64, 512)))
 
-    def json(self, value: Any) -> Any:
+    def json(self, value):
         """A value of JSON with one part changed."""
         if isinstance(value, (dict, list)) and value and self.rng.random() < 0.85:
             items = dict(value) if isinstance(value, dict) else list(value)
@@ -177,7 +172,7 @@ class Mutator:
             return self.rng.choice((value + 1, -value, value * 10**6, str(value), 0.5, [value]))
         return self.odd()
 
-    def odd(self) -> Any:
+    def odd(self):
         return (
             nested(self.rng.choice((3, 300, 3000)))
             if self.rng.random() < 0.02
@@ -185,19 +180,19 @@ class Mutator:
         )
 
 
-def _flip(m: Mutator, data: bytes) -> bytes:
+def _flip(m, data):
     if not data:
         return b"\1"
     place = m.rng.randrange(len(data))
     return data[:place] + bytes([data[place] ^ 1 << m.rng.randrange(8)]) + data[place + 1 :]
 
 
-def _set(m: Mutator, data: bytes) -> bytes:
+def _set(m, data):
     place = m.rng.randrange(len(data) + 1)
     return data[:place] + m.rng.choice(BITS) + data[place + 1 :]
 
 
-def _insert(m: Mutator, data: bytes) -> bytes:
+def _insert(m, data):
     place = m.rng.randrange(len(data) + 1)
     what = m.rng.choice(
         (
@@ -209,26 +204,26 @@ def _insert(m: Mutator, data: bytes) -> bytes:
     return data[:place] + what + data[place:]
 
 
-def _delete(m: Mutator, data: bytes) -> bytes:
+def _delete(m, data):
     start, end = m.span(data)
     return data[:start] + data[end:]
 
 
-def _double(m: Mutator, data: bytes) -> bytes:
+def _double(m, data):
     start, end = m.span(data)
     return data[:end] + data[start:]
 
 
-def _cut(m: Mutator, data: bytes) -> bytes:
+def _cut(m, data):
     return data[: m.rng.randrange(len(data) + 1)]
 
 
-def _splice(m: Mutator, data: bytes) -> bytes:
+def _splice(m, data):
     other = m.rng.choice(m.seeds)
     return data[: m.rng.randrange(len(data) + 1)] + other[m.rng.randrange(len(other) + 1) :]
 
 
-def _lines(m: Mutator, data: bytes) -> bytes:
+def _lines(m, data):
     lines = data.splitlines(keepends=True)
     if not lines:
         return data
@@ -243,7 +238,7 @@ def _lines(m: Mutator, data: bytes) -> bytes:
     return b"".join(lines)
 
 
-def _number(m: Mutator, data: bytes) -> bytes:
+def _number(m, data):
     found = list(re.finditer(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", data[:20_000]))
     if not found:
         return _flip(m, data)
@@ -251,7 +246,7 @@ def _number(m: Mutator, data: bytes) -> bytes:
     return data[: place.start()] + m.rng.choice(NUMBERS).encode() + data[place.end() :]
 
 
-def _word(m: Mutator, data: bytes) -> bytes:
+def _word(m, data):
     found = list(re.finditer(rb'"[^"\n]*"|\w+', data[:20_000]))
     if not found:
         return _flip(m, data)
@@ -260,7 +255,7 @@ def _word(m: Mutator, data: bytes) -> bytes:
     return data[: place.start()] + what + data[place.end() :]
 
 
-def _field(m: Mutator, data: bytes) -> bytes:
+def _field(m, data):
     """A binary number of two, four or eight bytes that is as small or as large as it can be."""
     width, place = m.rng.choice((2, 4, 8)), m.rng.randrange(len(data) + 1)
     value = m.rng.choice(
@@ -273,7 +268,7 @@ def _field(m: Mutator, data: bytes) -> bytes:
     )
 
 
-_CHANGES: list[Callable[[Mutator, bytes], bytes]] = [
+_CHANGES = [
     _flip,
     _set,
     _insert,
@@ -291,16 +286,16 @@ _CHANGES: list[Callable[[Mutator, bytes], bytes]] = [
 class Tally:
     """What came of the inputs of one target."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.taken = self.refused = 0
-        self.wrong: dict[str, tuple[int, str]] = {}
+        self.wrong = {}
         self._started = time.perf_counter()
 
     @property
-    def inputs(self) -> int:
+    def inputs(self):
         return self.taken + self.refused + sum(count for count, _ in self.wrong.values())
 
-    def attempt(self, act: Callable[[], object], given: object, *names: str) -> None:
+    def attempt(self, act, given, *names):
         """Let the product have one input. A refusal must be one of its own errors, in one line,
         with one of these names in it.
         """
@@ -321,7 +316,7 @@ class Tally:
             else:
                 self.refused += 1
 
-    def note(self, what: str, given: object) -> None:
+    def note(self, what, given):
         shown = (
             base64.b64encode(given[:1500]).decode()
             if isinstance(given, bytes)
@@ -330,7 +325,7 @@ class Tally:
         count, first = self.wrong.get(what, (0, shown))
         self.wrong[what] = (count + 1, first)
 
-    def check(self, evidence: Callable[..., None], target: str, least: int) -> None:
+    def check(self, evidence, target, least):
         """Raise unless every input was taken or refused as it should be, some of them refused."""
         assert not self.wrong, json.dumps(self.wrong, indent=1)
         assert self.inputs >= least and self.refused
@@ -344,14 +339,14 @@ class Tally:
         )
 
     @property
-    def seconds(self) -> float:
+    def seconds(self):
         return round(time.perf_counter() - self._started, 1)
 
 
-def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pickle(monkeypatch):
     """Whoever unpickles anything from here on fails."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise AssertionError("something was unpickled")
 
     refusing = type("Unpickler", (pickle.Unpickler,), {"load": refuse})
@@ -368,7 +363,7 @@ def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
 class Bomb:
     """Its pickle runs code when it is loaded: it ends the test run."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os._exit, (86,)
 
 
@@ -380,8 +375,8 @@ class Hangs(BaseException):
 
 
 @contextmanager
-def _limit() -> Iterator[None]:
-    def stop(*_: object) -> None:
+def _limit():
+    def stop(*_):
         raise Hangs
 
     before = signal.signal(signal.SIGALRM, stop)

@@ -9,17 +9,13 @@ orders, which is δ itself (the inverse Laplace transform), to as many digits as
 points.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
 import scipy
-from dp_accounting import DpEvent
 from scipy import special, stats
 
 from dpkfc.privacy.events import is_truncated, neighbouring_sizes, two_parts
@@ -45,7 +41,7 @@ class Losses:
     loss: Floats
     mass: Floats
 
-    def cumulant(self, tilt: float) -> float:
+    def cumulant(self, tilt):
         """Return log E exp(tilt · loss)."""
         has_mass = self.mass > 0
         exponents = tilt * self.loss[has_mass]
@@ -54,7 +50,7 @@ class Losses:
         return largest + math.log(total)
 
 
-def sampled_losses(rate: float, stddev: float) -> Losses:
+def sampled_losses(rate, stddev):
     """Return the losses of the presence of an example against its absence.
 
     The example is in the batch with probability `rate` and then moves the sum by 1. For ε >= 0
@@ -72,7 +68,7 @@ def sampled_losses(rate: float, stddev: float) -> Losses:
     return Losses(loss, density * cell)
 
 
-def integration_grid(stddev: float, shift: float = 1) -> tuple[Floats, float]:
+def integration_grid(stddev, shift=1):
     """Return points that hold Gaussians around 0 and `shift`, and the factor of each density."""
     step = stddev / _ATOMS_PER_STDDEV
     far = FAR * stddev
@@ -81,7 +77,7 @@ def integration_grid(stddev: float, shift: float = 1) -> tuple[Floats, float]:
     return points, step / height
 
 
-def epsilon_of(losses: Losses, count: int, delta: float) -> float:
+def epsilon_of(losses, count, delta):
     """Return ε at δ of `count` independent losses, 0 where their δ at ε = 0 is smaller."""
     loss = losses.loss
     tilt = _tilt(losses, count, delta)
@@ -110,7 +106,7 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     start = h * (count * first + lowest)
     begin = int(np.argmax(composed > _NEGLIGIBLE))
 
-    def excess(epsilon: float) -> float:
+    def excess(epsilon):
         """Return the logarithm of δ(ε) / δ."""
         above = math.floor((epsilon - start) / h) + 1
         index = max(begin, above)
@@ -137,7 +133,7 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     return float(root)
 
 
-def _compose(tilted: Floats, count: int, points: int) -> tuple[int, Floats]:
+def _compose(tilted, count, points):
     """Return the losses of `count` releases, composed by a power of the Fourier transform.
 
     Args:
@@ -159,7 +155,7 @@ def _compose(tilted: Floats, count: int, points: int) -> tuple[int, Floats]:
     return lowest, np.maximum(composed, 0.0)
 
 
-def integrated_epsilon(event: DpEvent, count: int, delta: float) -> float | None:
+def integrated_epsilon(event, count, delta):
     """Return ε of `count` releases of an event of our samplers, None for any other event.
 
     For Poisson sampling (truncated or not) and full batches it integrates the pair of distributions
@@ -184,7 +180,7 @@ def integrated_epsilon(event: DpEvent, count: int, delta: float) -> float | None
     return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)
 
 
-def _truncated_losses(event: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> Losses:
+def _truncated_losses(event):
     """Return the weighted losses of both parts of the mixture; the part itself may be public."""
     full, *parts = two_parts(event)
     losses = []
@@ -199,7 +195,7 @@ def _truncated_losses(event: dp_accounting.TruncatedSubsampledGaussianDpEvent) -
     return Losses(loss, mass)
 
 
-def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
+def _move_to_grid(loss, mass, h):
     """Return the first index and the masses on multiples of h.
 
     The fraction of each atom that moves up keeps its probability under both distributions.
@@ -218,10 +214,10 @@ def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
     return first, np.asarray(moved, np.float64)
 
 
-def _tilt(losses: Losses, count: int, delta: float) -> float:
+def _tilt(losses, count, delta):
     """Return about the tilt of the best Chernoff bound of δ."""
 
-    def bound(log_tilt: float) -> float:
+    def bound(log_tilt):
         tilt = math.exp(log_tilt)
         log_moment = count * losses.cumulant(tilt)
         return (log_moment - math.log(delta)) / tilt
@@ -233,12 +229,7 @@ def _tilt(losses: Losses, count: int, delta: float) -> float:
     return math.exp(log_tilt)
 
 
-Component = tuple[float, "float | tuple[float, ...]"]  # weight, shift of the mean
-
-
-def _log_density(
-    components: Sequence[Component], points: list[np.ndarray], stddev: float
-) -> np.ndarray:
+def _log_density(components, points, stddev):
     logs = []
     for weight, shift in components:
         square = sum(
@@ -248,9 +239,7 @@ def _log_density(
     return special.logsumexp(logs, axis=0) if len(logs) > 1 else logs[0]
 
 
-def pair(
-    p: Sequence[Component], q: Sequence[Component], stddev: float, fine: int = 200
-) -> list[Losses]:
+def pair(p, q, stddev, fine=200):
     """The losses of p against q and of q against p, for mixtures of Gaussians of one standard
     deviation in any dimension.
 
@@ -275,17 +264,17 @@ def pair(
     return made
 
 
-def epsilon_of_pair(both: Sequence[Losses], count: int, delta: float) -> float:
+def epsilon_of_pair(both, count, delta):
     """The larger ε of the two directions."""
     return max(epsilon_of(losses, count, delta) for losses in both)
 
 
-def poisson(q: float, stddev: float) -> list[Losses]:
+def poisson(q, stddev):
     """One example that is in the batch with probability q and moves the sum by 1."""
     return pair([(1 - q, 0.0), (q, 1.0)], [(1.0, 0.0)], stddev)
 
 
-def fixed_size(n: int, m: int, stddev: float) -> list[list[Losses]]:
+def fixed_size(n, m, stddev):
     """Neighbours under fixed-size batches, in units of C: the example that is replaced goes from
     one side to the other.
 
@@ -299,7 +288,7 @@ def fixed_size(n: int, m: int, stddev: float) -> list[list[Losses]]:
     return pairs
 
 
-def truncated(n: int, q: float, most: int, stddev: float, others: float) -> list[Losses]:
+def truncated(n, q, most, stddev, others):
     """A data set of n examples against the same without one, under truncated Poisson sampling, in
     units of C.
 
@@ -308,8 +297,8 @@ def truncated(n: int, q: float, most: int, stddev: float, others: float) -> list
     drawn = np.arange(n)
     chance = stats.binom.pmf(drawn, n - 1, q)
     kept = chance > 1e-16
-    p: list[Component] = []
-    without: list[Component] = []
+    p = []
+    without = []
     for k, weight in zip(drawn[kept], chance[kept], strict=True):
         without.append((weight, min(k, most) * others))
         taken = q if k < most else q * most / (k + 1)
@@ -318,17 +307,15 @@ def truncated(n: int, q: float, most: int, stddev: float, others: float) -> list
     return pair(_merged(p), _merged(without), stddev)
 
 
-def _merged(components: Sequence[Component]) -> list[Component]:
+def _merged(components):
     """Components of one shift together."""
-    table: dict[float, float] = {}
+    table = {}
     for weight, shift in components:
         table[shift] = table.get(shift, 0.0) + weight
     return [(weight, shift) for shift, weight in table.items()]
 
 
-def contour_delta(
-    losses: Losses, count: int, epsilon: float, tilt: float, points: int = 8000
-) -> float:
+def contour_delta(losses, count, epsilon, tilt, points=8000):
     """δ at ε, as (1 / 2πi) ∫ exp(count · K(s) - s ε) / (s (s + 1)) ds along Re s = tilt > 0, K the
     cumulant function.
     """
@@ -349,7 +336,7 @@ def contour_delta(
     return float(area * math.exp(count * losses.cumulant(tilt) - tilt * epsilon))
 
 
-def within(both: Sequence[Losses], count: int, epsilon: float, delta: float) -> bool:
+def within(both, count, epsilon, delta):
     """Whether δ at ε is at most `delta` in either direction, by the integral that has no grid of
     losses.
 
@@ -359,14 +346,14 @@ def within(both: Sequence[Losses], count: int, epsilon: float, delta: float) -> 
     return all(_sure_delta(losses, count, epsilon) <= delta for losses in both)
 
 
-def _sure_delta(losses: Losses, count: int, epsilon: float) -> float:
+def _sure_delta(losses, count, epsilon):
     for tilt in (4.0, 2.0, 1.0, 0.5):
         with contextlib.suppress(ValueError, OverflowError):
             return contour_delta(losses, count, epsilon, tilt)
     return math.inf  # nothing is claimed where the quadrature does not hold
 
 
-def one_release_delta(q: float, stddev: float, epsilon: float) -> float:
+def one_release_delta(q, stddev, epsilon):
     """δ of one Poisson-sampled release, in closed form: the larger hockey-stick divergence of the
     two directions.
     """

@@ -1,10 +1,6 @@
 """The audit of a step with few canaries and little noise, for tests of what is around it."""
 
-from __future__ import annotations
-
 from functools import partial
-
-import pytest
 
 from dpkfc.audit import changes, noise_tests, replay, sampler_tests, step
 from tests.injected_bugs.subjects import select
@@ -12,7 +8,7 @@ from tests.injected_bugs.subjects import select
 CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
 
 
-def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
+def make_audit_quick(patched):
     """Leave every check in place, with a few canaries, batches and releases each."""
     make_statistics_quick(patched)
     prepare = step.prepare_canaries
@@ -21,7 +17,7 @@ def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(step, "prepare_canaries", lambda subject: select(prepare(subject), *CANARIES))
 
 
-def make_statistics_quick(patched: pytest.MonkeyPatch) -> None:
+def make_statistics_quick(patched):
     """Leave every check and canary in place, and sample less noise and fewer batches."""
     noise, run, sizes = step.check_noise, step.check_run_noise, step.check_batch_sizes
     patched.setattr(noise_tests, "NUMBERS", 100_000)

@@ -7,8 +7,6 @@ most 1.4 for 1 <= ε <= 15 and q >= 0.01 (2 for a single release, which RDP boun
 exceeds PLD by no more than its own error and a half.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

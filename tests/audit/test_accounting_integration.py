@@ -5,8 +5,6 @@ Two integrations of the loss, by FFT under a tilt and along a line of complex or
 before either counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 refusals that say why.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

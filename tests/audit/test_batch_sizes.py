@@ -2,8 +2,6 @@
 claim to test.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dpkfc.audit.batch_sizes import check_batch_sizes, random_sizes

@@ -2,8 +2,6 @@
 values are met.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ Also here: full disks, damaged ledgers of a run, files that vanish, clocks that 
 processes in one run folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

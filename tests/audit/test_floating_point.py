@@ -11,8 +11,6 @@ mixture, on positions that cancel, on denormal numbers, zeros, infinities and Na
 * an example that overflows counts nothing, and the sum of the others is finite.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import defaultdict

@@ -2,8 +2,6 @@
 a refused one is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

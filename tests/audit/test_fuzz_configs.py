@@ -2,8 +2,6 @@
 or one line.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random

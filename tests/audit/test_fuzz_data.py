@@ -2,8 +2,6 @@
 before anything is trained.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import io

@@ -2,8 +2,6 @@
 refused in one line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

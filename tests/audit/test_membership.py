@@ -2,8 +2,6 @@
 model that learnt by heart.
 """
 
-from __future__ import annotations
-
 import json
 import math
 

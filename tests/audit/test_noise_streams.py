@@ -5,8 +5,6 @@ The checks of the audit judge them, and are shown the wrong laws that they must 
 of test mode are fixed; those of the operating system are judged at 1e-9 a check.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 pass and broken ones fail.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import time

@@ -2,8 +2,6 @@
 are said to be.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

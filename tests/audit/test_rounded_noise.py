@@ -2,8 +2,6 @@
 away, and whole runs.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

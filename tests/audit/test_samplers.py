@@ -6,8 +6,6 @@ judged at 1e-9 a test, and all batteries of a run on secret streams together hav
 tests.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -11,8 +11,6 @@ The clock, the keys of the operating system and the free memory are frozen, so t
 twice differ in nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

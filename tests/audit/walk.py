@@ -2,8 +2,6 @@
 compare two runs.
 """
 
-from __future__ import annotations
-
 import datetime
 import enum
 import functools
@@ -14,9 +12,8 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -56,11 +53,11 @@ _DEPTH = 400
 Found = dict[str, str]
 
 
-def _digest(data: bytes) -> str:
+def _digest(data):
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def fingerprint(x: Tensor) -> str:
+def fingerprint(x):
     """Type, shape and bytes of a tensor, NaN of one kind."""
     x = x.detach().cpu()
     x = x.to_dense() if x.layout != torch.strided else x
@@ -70,7 +67,7 @@ def fingerprint(x: Tensor) -> str:
     return f"{x.dtype} {tuple(x.shape)} {_digest(data)}"
 
 
-def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
+def reached(roots, skipped=()):
     """Path to fingerprint of every value that can be reached from some objects: attributes, items,
     closures, frames.
 
@@ -78,8 +75,8 @@ def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
         roots: name to object.
         skipped: beginnings of paths that are not followed.
     """
-    found: Found = {}
-    seen: dict[int, Any] = {}
+    found = {}
+    seen = {}
     stack = [(name, value) for name, value in reversed(list(roots.items()))]
     while stack:
         path, value = stack.pop()
@@ -105,7 +102,7 @@ def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
     return found
 
 
-def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inside(path, value):
     """What a value holds."""
     if isinstance(value, np.ndarray):
         yield (
@@ -152,7 +149,7 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{name}", item
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell):
     try:
         cell.cell_contents  # noqa: B018 - empty ones raise
     except ValueError:
@@ -160,7 +157,7 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def process_state() -> dict[str, Any]:
+def process_state():
     """What is outside any run: the global generators, and what the modules of the library
     remember.
     """
@@ -183,7 +180,7 @@ def process_state() -> dict[str, Any]:
     return {"generators": generators, "modules": remembered}
 
 
-def tensors_alive(*own: Tensor) -> set[str]:
+def tensors_alive(*own):
     """Fingerprints of all tensors that are alive, but for those that share memory with `own`."""
     gc.collect()
     memory = {x.untyped_storage().data_ptr() for x in own}
@@ -193,11 +190,11 @@ def tensors_alive(*own: Tensor) -> set[str]:
     return {fingerprint(x) for x in tensors if x.untyped_storage().data_ptr() not in memory}
 
 
-def files_of(folder: Path) -> Found:
+def files_of(folder):
     """Path to fingerprint of every figure in every file below a folder: columns of tables, lines of
     a ledger, keys of JSON.
     """
-    found: Found = {}
+    found = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
@@ -232,7 +229,7 @@ def files_of(folder: Path) -> Found:
     return found
 
 
-def _json(path: str, value: Any) -> Found:
+def _json(path, value):
     if isinstance(value, dict):
         return {
             k: v for key, item in value.items() for k, v in _json(f"{path}.{key}", item).items()
@@ -244,6 +241,6 @@ def _json(path: str, value: Any) -> Found:
     return {path: repr(value)}
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
+def differing(one, other):
     """Paths whose values differ, or that exist on one side alone."""
     return {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}

@@ -5,8 +5,6 @@ The release is replaced by one that ignores the clipped sum; the clock, the keys
 system and the free memory stand still, so that the same data twice differ in nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import types
@@ -14,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +23,7 @@ from torch import Tensor, nn
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, TokenNoise
 from dpkfc.postprocess import AdamBC, DiSK, WeightEMA
-from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from tests.audit.walk import (
     Found,
@@ -40,10 +37,9 @@ from tests.audit.walk import (
 
 N, B, WIDTH, STEPS = 40, 16, 6, 5
 VICTIM = 13  # drawn in the first step of every world, as is the unit that it belongs to
-Data = tuple[Tensor, ...]
 
 
-def only_what_is_new() -> None:
+def only_what_is_new():
     gc.collect()
     gc.freeze()
 
@@ -51,7 +47,7 @@ def only_what_is_new() -> None:
 # -- a world ---------------------------------------------------------------------------------------
 
 
-def blind(clipped: ClippedSum, plan: Any, noise: Any, ledger: Any, step: int) -> Released:
+def blind(clipped, plan, noise, ledger, step):
     """A release of the right shape that does not look at the sum."""
     number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
     unit, generator = plan.stddev / plan.expected_batch_size, torch.Generator().manual_seed(step)
@@ -62,23 +58,23 @@ def blind(clipped: ClippedSum, plan: Any, noise: Any, ledger: Any, step: int) ->
     return Released(gradients=gradients, noise_variance=unit**2, step=step, release=number)
 
 
-def fixed_keys() -> Callable[[], bytes]:
+def fixed_keys():
     """`draw_key` with the same keys in every world, in order."""
     # With this seed the victim is in the first and in the last batch of a session.
     generator = np.random.default_rng(161)
     return lambda: generator.bytes(32)
 
 
-def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple[str, ...]]:
+def freeze(patched, victim=None):
     """Replace the release, and stop what differs between any two runs. Without its victim a world
     draws the same others.
 
     Returns:
         Fingerprints of the clipped sums, which the tests see and no run does.
     """
-    sums: list[tuple[str, ...]] = []
+    sums = []
 
-    def watched(clipped: ClippedSum, *rest: Any) -> Released:
+    def watched(clipped, *rest):
         sums.append(tuple(fingerprint(x) for x in clipped.tensors.values()))
         return blind(clipped, *rest)
 
@@ -96,7 +92,7 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
     if victim is not None:
         draw = Session._draw
 
-        def without(self: Session) -> tuple[Any, Any]:
+        def without(self):
             units, records = draw(self)
             keep = units != victim
             return units[keep], None if records is None else records[keep]
@@ -115,7 +111,7 @@ class Seen:
     left: set[str]  # tensors that are alive behind the run and were not before
     sums: list[tuple[str, ...]]  # what must differ, and is compared apart
 
-    def against(self, other: Seen) -> set[str]:
+    def against(self, other):
         """What tells two worlds apart."""
         found = {f"file {path}" for path in differing(self.files, other.files)}
         found |= {f"object {path}" for path in differing(self.objects, other.objects)}
@@ -132,18 +128,18 @@ class Seen:
 class Lines(logging.Handler):
     """Every log line of the library, whatever its level."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.DEBUG)
-        self.lines: list[str] = []
+        self.lines = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(f"{record.name}: {record.getMessage()}")
 
 
 class listening:
     """`with listening() as lines:` the log lines and warnings of the body."""
 
-    def __enter__(self) -> list[str]:
+    def __enter__(self):
         self._handler, self._logger = Lines(), logging.getLogger("dpkfc")
         self._level = self._logger.level
         self._logger.setLevel(logging.DEBUG)
@@ -153,7 +149,7 @@ class listening:
         warnings.simplefilter("always")
         return self._handler.lines
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         self._warnings.__exit__(*error)
         self._handler.lines += [str(warning.message) for warning in self._caught or []]
         self._logger.removeHandler(self._handler)
@@ -163,17 +159,17 @@ class listening:
 # -- tasks and neighbours --------------------------------------------------------------------------
 
 
-def examples() -> Data:
+def examples():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(N, WIDTH, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, 3, (N,), generator=generator)
 
 
-def net(*middle: nn.Module) -> nn.Module:
+def net(*middle):
     return nn.Sequential(nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def loss_fn(model: nn.Module, batch: Data) -> Tensor:
+def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
@@ -190,85 +186,85 @@ class Task:
     units: int = N
 
 
-def kfac(**settings: Any) -> KFAC:
+def kfac(**settings):
     return KFAC(
         **{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings}
     )
 
 
-def with_statistics() -> nn.Module:
+def with_statistics():
     model = net(nn.BatchNorm1d(8))
     model[1].eval()
     return model
 
 
-def views(batch: Data) -> Data:
+def views(batch):
     return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
 
 
 class Reader(nn.Module):
     """Texts of unequal lengths: table, norm, a raw parameter (the fallback), a recurrent layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.norm = nn.Embedding(12, 6), nn.LayerNorm(6)
         self.gain, self.cell, self.head = Gain(6), nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids, attention_mask=None):
         own = (input_ids > 0).unsqueeze(-1)
         read = self.cell(self.gain(self.norm(self.table(input_ids))))[0] * own
         return self.head(read.sum(1) / own.sum(1).clamp(min=1))
 
 
 class Gain(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * self.gain.sigmoid()
 
 
 class Texts:
     """A dataset of pairs of ids and label."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         generator = torch.Generator().manual_seed(2)
         lengths = torch.randint(3, 7, (N,), generator=generator).tolist()
         self.texts = [torch.randint(1, 12, (length,), generator=generator) for length in lengths]
         self.labels = torch.randint(0, 3, (N,), generator=generator)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i):
         return self.texts[i], self.labels[i]
 
 
-def padded(rows: list[tuple[Tensor, Tensor]]) -> Data:
+def padded(rows):
     return nn.utils.rnn.pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack(
         [y for _, y in rows]
     )
 
 
-def gep() -> dict[str, Any]:
+def gep():
     return {
         "preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32),
         "clipping": "embedding_residual",
     }
 
 
-def ngd() -> dict[str, Any]:
+def ngd():
     made = NGD(probe=FeatureNoise(WIDTH), probe_size=32, lambda_safe=0.05, steps=STEPS, every=2)
     return {"preconditioner": made, "readout": "natural"}
 
 
-def reading() -> dict[str, Any]:
+def reading():
     made = KFAC(sides="both", probe=TokenNoise(12, 5, min_length=5), probe_size=16, every=2)
     return {"preconditioner": made, "max_physical_batch_size": "auto"}
 
 
-def units() -> dict[str, Any]:
+def units():
     return {"units": torch.arange(N) // 2}
 
 
@@ -308,38 +304,38 @@ TASKS = {
 }
 
 
-def outlier(data: Any, i: int) -> None:
+def outlier(data, i):
     if isinstance(data, Texts):
         data.texts[i] = torch.full((4,), 11)
     else:
         data[0][i] = 1e6
 
 
-def broken(data: Any, i: int) -> None:
+def broken(data, i):
     data[0][i, 0] = float("nan")
 
 
-def label(data: Any, i: int) -> None:
+def label(data, i):
     labels = data.labels if isinstance(data, Texts) else data[1]
     labels[i] = (labels[i] + 1) % 3
 
 
-def sparse(data: Any, i: int) -> None:
+def sparse(data, i):
     if isinstance(data, Texts):
         data.texts[i] = torch.zeros_like(data.texts[i])
     else:
         data[0][i] = 0
 
 
-def longer(data: Texts, i: int) -> None:
+def longer(data, i):
     data.texts[i] = torch.cat([data.texts[i], data.texts[i], torch.arange(1, 12)])
 
 
-def removed(data: Any, i: int) -> None:
+def removed(data, i):
     """Nothing changes but that it is never drawn."""
 
 
-NEIGHBOURS: dict[str, Callable[[Any, int], None]] = {
+NEIGHBOURS = {
     "outlier": outlier,
     "broken": broken,
     "label": label,
@@ -349,14 +345,12 @@ NEIGHBOURS: dict[str, Callable[[Any, int], None]] = {
 }
 
 
-def neighbours_of(name: str) -> list[str]:
+def neighbours_of(name):
     if name == "texts":
         return ["longer", "outlier", "label", "sparse", "removed"]
     return ["outlier", "broken", "label", "sparse", "removed"]
 
 
-Work = Callable[[Session, Any, Any], None]
-Plant = Callable[[pytest.MonkeyPatch], Work | None]
 # the data themselves: what a session was given
 INPUTS = (
     "session._dataset",
@@ -367,17 +361,17 @@ INPUTS = (
 )
 
 
-def tensors_in(data: Any) -> list[Tensor]:
+def tensors_in(data):
     return [*data.texts, data.labels] if isinstance(data, Texts) else list(data)
 
 
 def live(
-    task: Task,
-    folder: Path,
-    neighbour: str | None = None,
-    plant: Plant | None = None,
-    victim: int = VICTIM,
-) -> Seen:
+    task,
+    folder,
+    neighbour=None,
+    plant=None,
+    victim=VICTIM,
+):
     """One world: a run to the end of its plan, a checkpoint after every other step, and a walk over
     everything.
     """

@@ -1,16 +1,13 @@
 """Small runs, each of which must come out the same on any number of processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
@@ -28,11 +25,11 @@ UNITS = [i // 3 for i in range(N)]
 class Words(nn.Module):
     """An embedding, a norm layer and a head: factors that are not dense."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.norm, self.head = nn.Embedding(7, 5), nn.LayerNorm(5), nn.Linear(5, 3)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(self.norm(self.table(ids)).mean(1))
 
 
@@ -41,20 +38,20 @@ class Image(nn.Module):
     rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv, self.head = nn.Conv2d(1, 2, 2), nn.Linear(8, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.tanh(self.conv(x.reshape(-1, 1, 2, 3))).flatten(1).repeat(1, 2))
 
 
-def words() -> nn.Module:
+def words():
     torch.manual_seed(0)
     return Words().double()
 
 
-def image() -> nn.Module:
+def image():
     torch.manual_seed(0)
     return Image().double()
 
@@ -64,45 +61,45 @@ class Rare(nn.Module):
     processes, not on others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head, self.rare = (
             nn.Linear(6, 3),
             nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         chosen = x[:, :1] > 0.8
         return self.head(x) + (chosen * self.rare(x) if bool(chosen.any()) else 0)
 
 
-def rare() -> nn.Module:
+def rare():
     torch.manual_seed(0)
     return Rare().double()
 
 
-def ids(n: int = N) -> tuple[Tensor, Tensor]:
+def ids(n=N):
     x, y = data(n)
     return (x * 3).long().clamp(0, 6), y
 
 
-def public(n: int = 30) -> PublicData:
+def public(n=30):
     x, y = data(n)
     return PublicData(x.flip(1) + 0.5, y, provenance="made up")
 
 
-def public_words(n: int = 24) -> PublicData:
+def public_words(n=24):
     return PublicData(
         torch.randint(0, 7, (n, 8), generator=torch.Generator().manual_seed(5)),
         provenance="made up",
     )
 
 
-def ngd(probe: Any) -> NGD:
+def ngd(probe):
     return NGD(probe=probe, lambda_safe=0.1, steps=4, every=2, probe_size=24)
 
 
-def shifted(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def shifted(batch):
     """An augmentation that does not depend on the rows beside a row."""
     return batch[0] + 0.1 * batch[0].sin(), batch[1]
 
@@ -118,11 +115,11 @@ class Case:
     momentum: float = 0.9
     size: int = N
 
-    def plan(self) -> Plan:
+    def plan(self):
         settings = {"expected_batch_size": 8, "steps": 4, "test_mode_seed": 3, **self.settings}
         return PrivacyConfig(**settings).with_noise(1.0, 1e-3, self.size)
 
-    def open(self, ledger: Path, **options: Any) -> tuple[Session, nn.Module]:
+    def open(self, ledger, **options):
         """A session with a ledger on the disk, and its model."""
         model = self.model()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=self.momentum)
@@ -136,7 +133,7 @@ class Case:
             **options,
         ), model
 
-    def train(self, steps: int | None = None, **options: Any) -> tuple[Session, Tensor]:
+    def train(self, steps=None, **options):
         """A session, closed, and the weights it has made."""
         model = self.model()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=self.momentum)
@@ -148,7 +145,7 @@ class Case:
         return s, weights(model)
 
 
-def loss(output: Tensor, generator: torch.Generator) -> Tensor:
+def loss(output, generator):
     """A probe loss that draws numbers of its own, as many as a forward pass has examples."""
     return (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum(1)
 

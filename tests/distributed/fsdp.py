@@ -1,10 +1,7 @@
 """Models divided with FSDP2, and what a session makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.refined import Refined
 from dpkfc.postprocess import DiSK, WeightEMA
@@ -24,18 +21,18 @@ from tests.test_session import N, data, kfac, loss_fn, net
 class Scale(nn.Module):
     """A module without a rule, whose gradients are taken by running it again."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * self.gain * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
 
 
 class Block(nn.Module):
     """Attention with one head and a small MLP."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.norm, self.qkv, self.out = (
             Scale(width),
@@ -48,7 +45,7 @@ class Block(nn.Module):
             nn.Sequential(nn.Linear(width, 7), nn.GELU(), nn.Linear(7, width)),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.out(F.scaled_dot_product_attention(*self.qkv(self.norm(x)).chunk(3, -1)))
         return x + self.gate(x) * self.mlp(self.after(x))
 
@@ -56,7 +53,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Words and positions, two blocks, and a head that may be the table of words."""
 
-    def __init__(self, *, tied: bool = False, again: bool = False) -> None:
+    def __init__(self, *, tied=False, again=False):
         super().__init__()
         self.again = again
         self.words, self.positions = nn.Embedding(7, 5), nn.Embedding(8, 5)
@@ -67,14 +64,14 @@ class Transformer(nn.Module):
         if tied:
             self.head.weight = self.words.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.words(ids) + self.positions(torch.arange(ids.shape[1]).unsqueeze(0))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
         return self.head(x.mean(1))
 
 
-def transformer(*, tied: bool = False, frozen: bool = False, again: bool = False) -> nn.Module:
+def transformer(*, tied=False, frozen=False, again=False):
     """With a head that is the table of words, with frozen parts, with activations that are computed
     again.
     """
@@ -85,12 +82,12 @@ def transformer(*, tied: bool = False, frozen: bool = False, again: bool = False
     return model
 
 
-def ids(n: int = N) -> tuple[Tensor, Tensor]:
+def ids(n=N):
     x, y = data(n)
     return (x * 3).long().clamp(0, 6), y
 
 
-def shard(model: nn.Module, **options: Any) -> nn.Module:
+def shard(model, **options):
     """Each block on its own (of a plain network each linear layer), then what is left."""
     from torch.distributed.fsdp import fully_shard
 
@@ -104,23 +101,23 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
-def full(x: Tensor) -> Tensor:
+def full(x):
     return x.detach().full_tensor() if hasattr(x, "full_tensor") else x.detach()
 
 
-def weights(model: nn.Module) -> Tensor:
+def weights(model):
     return torch.cat([full(p).flatten() for p in model.parameters()])
 
 
-def adam(parameters: Iterator[Tensor]) -> torch.optim.Optimizer:
+def adam(parameters):
     return torch.optim.Adam(parameters, 0.05)
 
 
-def momentum(parameters: Iterator[Tensor]) -> torch.optim.Optimizer:
+def momentum(parameters):
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
 
-def sgd(parameters: Iterator[Tensor]) -> torch.optim.Optimizer:
+def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
@@ -135,11 +132,11 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict)
     evaluated: bool = False
 
-    def plan(self) -> Plan:
+    def plan(self):
         settings = {"expected_batch_size": 6, "steps": 3, "test_mode_seed": 3, **self.settings}
         return PrivacyConfig(**settings).with_noise(1.0, 1e-3, N)
 
-    def open(self, *, divided: bool, ledger: Path | None = None, check: bool = True) -> Session:
+    def open(self, *, divided, ledger=None, check=True):
         model = shard(self.model(), **self.options) if divided else self.model()
         if self.evaluated:
             with torch.no_grad():
@@ -149,7 +146,7 @@ class Run:
             self.plan(), model, optimizer, self.dataset(), ledger_path=ledger, verify=check
         )
 
-    def train(self, *, divided: bool) -> dict[str, Tensor]:
+    def train(self, *, divided):
         """Weights, and averaged ones where they are kept."""
         with self.open(divided=divided) as s:
             for batch in s.batches():

@@ -1,14 +1,10 @@
 """Several processes over gloo, started once and used for many cases."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +14,7 @@ from tests import forked
 TIMEOUT = timedelta(minutes=3)  # a busy machine is no fault
 
 
-def start(rank: int, world: int, store: Path) -> None:
+def start(rank, world, store):
     """Join a group of this many processes."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -26,15 +22,13 @@ def start(rank: int, world: int, store: Path) -> None:
     )
 
 
-def _main(work: Callable[..., Any], rank: int, folder: str, args: tuple[Any, ...]) -> None:
+def _main(work, rank, folder, args):
     os.environ.update(OMP_NUM_THREADS="1")
     found = json.dumps(work(rank, Path(folder), *args), default=torch.Tensor.tolist)
     (Path(folder) / f"result-{rank}.json").write_text(found, "utf-8")
 
 
-def run(
-    work: Callable[..., Any], processes: int, *args: Any, folder: Path | None = None
-) -> list[Any]:
+def run(work, processes, *args, folder=None):
     """What `work(rank, folder, *args)` returns on every process, tensors as lists of the very
     numbers; None of one that died.
 

@@ -1,7 +1,5 @@
 """Of several processes the first one calls callbacks; one that cannot start stops all."""
 
-from __future__ import annotations
-
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.test_callbacks import Recorder

@@ -1,7 +1,5 @@
 """A card of several processes: rank 0 writes it, and all learn where the weights were changed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """The programs of examples/cluster run on two processes: Ray Train, and torchrun's command."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

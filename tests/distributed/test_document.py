@@ -2,8 +2,6 @@
 says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Several processes are one: the same releases, and the same parameters on all to the bit."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -2,8 +2,6 @@
 last checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -2,8 +2,6 @@
 it does not know.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from typing import Any

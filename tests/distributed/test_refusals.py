@@ -2,8 +2,6 @@
 spent.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

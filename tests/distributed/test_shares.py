@@ -1,7 +1,5 @@
 """Processes that hold a part of the records each release what one process with all releases."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import suppress
 from dataclasses import replace

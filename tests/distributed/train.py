@@ -4,17 +4,14 @@ is there.
 A fault says which rank dies, where: rank:step:place, once (a file marks that it has happened).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from tests.distributed.cases import Case
 from tests.distributed.group import TIMEOUT
@@ -24,24 +21,24 @@ from tests.test_session import kfac, loss_fn, net, weights
 class Dropped(nn.Module):
     """A model with dropout, whose random numbers are each process's own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net, self.drop = net(), nn.Dropout(0.3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net[2](self.drop(torch.tanh(self.net[0](x))))
 
 
 CASE = Case({"preconditioner": kfac(), "steps": 5}, Dropped)
 
 
-def die(folder: Path) -> None:
+def die(folder):
     """The end of a process without a word, the first time."""
     (folder / "died").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
+def train(folder, fault="-1:0:nowhere"):
     """Train in the process group that is there, and leave the weights of each process in the
     folder.
     """
@@ -54,7 +51,7 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
         if (folder / "checkpoint").exists():
             s.restore(folder / "checkpoint")
 
-        def loss(model: nn.Module, batch: Any) -> Tensor:
+        def loss(model, batch):
             if armed and s.steps_done == int(step) and place == "loss":
                 die(folder)
             return loss_fn(model, batch)
@@ -70,7 +67,7 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
         save_file({"weights": weights(model)}, folder / f"weights-{rank}.safetensors")
 
 
-def main(folder: str, fault: str) -> None:
+def main(folder, fault):
     """One process of torchrun, whose environment says which."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)

@@ -1,11 +1,5 @@
 """A small app and engines without a network, shared by the tests of engines."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import (
     FedAvg,
@@ -19,7 +13,7 @@ from dpkfc.federated.app import App
 from dpkfc.federated.node import Node
 from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, plan_of
 
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "masked": {"privacy": SecureAggregation()},
     "shares": {"privacy": TrustedServer("clients")},
     "central": {"privacy": TrustedServer()},
@@ -38,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _plan(settings: Mapping[str, Any]) -> Any:
+def _plan(settings):
     options = {"rule": FedGD(0.1), **CASES[settings["case"]]}
     return plan_of(
         noise=settings["noise"],
@@ -48,7 +42,7 @@ def _plan(settings: Mapping[str, Any]) -> Any:
     )
 
 
-def _finish(run: Any, settings: Mapping[str, Any], folder: Path) -> None:
+def _finish(run, settings, folder):
     (folder / "finished.txt").write_text(f"{len(run.records)} rounds", "utf-8")
 
 
@@ -70,22 +64,20 @@ class Wires:
     A node is made anew for every message, as engines do that start a process for each.
     """
 
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], clients: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, folder, settings, clients=None):
         self.folder, self.settings = folder, dict(settings)
         self.clients = dict(
             clients if clients is not None else {100 + i: i for i in range(CLIENTS)}
         )
-        self.silent: set[int] = set()
-        self.sent: list[tuple[int, Any]] = []
+        self.silent = set()
+        self.sent = []
 
-    def nodes(self) -> list[int]:
+    def nodes(self):
         return sorted(self.clients)
 
-    def node(self, number: int) -> Any:
+    def node(self, number):
         return Node(APP, self.settings, self.clients[number], self.folder / "clients")
 
-    def ask(self, requests: Mapping[int, Any], timeout: float) -> list[Any]:
+    def ask(self, requests, timeout):
         self.sent += requests.items()
         return [(n, self.node(n).answer(m)) for n, m in requests.items() if n not in self.silent]

@@ -1,10 +1,6 @@
 """Federated runs in test mode whose results are stored in tests/golden/golden.json."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 from dpkfc import KFAC, FeatureNoise
 from dpkfc.federated import (
@@ -14,14 +10,13 @@ from dpkfc.federated import (
     FedSOFIM,
     LocalModel,
     SecureAggregation,
-    SimulatedRun,
     TrustedServer,
     federate,
 )
 from dpkfc.postprocess import EMA
 from tests.federated.worlds import datasets, head, loss_fn, plan_of
 
-GOLDEN_CASES: dict[str, dict[str, Any]] = {
+GOLDEN_CASES = {
     "masked, DP-KFC and SOFIM": {
         "privacy": SecureAggregation(),
         "rule": FedSOFIM(0.2),
@@ -38,7 +33,7 @@ GOLDEN_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def run_case(name: str, folder: Path) -> SimulatedRun:
+def run_case(name, folder):
     """Run one case in this process, with the ledgers of the server and of the clients in a
     folder.
     """

@@ -2,13 +2,11 @@
 it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
 
-def imported_late() -> None:
+def imported_late():
     import dpkfc.federated.flower as f
 
     assert "flwr" not in sys.modules and "ray" not in sys.modules

@@ -2,8 +2,6 @@
 is.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 seconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

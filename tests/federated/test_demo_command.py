@@ -1,7 +1,5 @@
 """`dpkfc demo-federated`: a table, and one line for what is missing or misspelt."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

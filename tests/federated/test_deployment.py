@@ -2,8 +2,6 @@
 TLS. About two minutes.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import json

@@ -2,8 +2,6 @@
 process, whoever dies.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from types import SimpleNamespace

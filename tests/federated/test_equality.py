@@ -2,8 +2,6 @@
 algebra; all in float64.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

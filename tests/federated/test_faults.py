@@ -2,8 +2,6 @@
 to be.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import combinations

@@ -4,8 +4,6 @@ rounds on a grid of our own.
 What starts Flower's own processes is slow.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from types import SimpleNamespace

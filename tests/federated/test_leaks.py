@@ -1,7 +1,5 @@
 """Planted leaks: every one must be found by the checks that a sound federation passes."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Local steps of clients against plain loops, and secure aggregation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

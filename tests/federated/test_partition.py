@@ -1,7 +1,5 @@
 """Partitions are partitions, skewed as they say."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 cannot open.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Shamir's secret sharing: any threshold of shares gives the secret, fewer fit every secret."""
 
-from __future__ import annotations
-
 import secrets
 from itertools import combinations
 

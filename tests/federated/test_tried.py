@@ -2,8 +2,6 @@
 and nobody is told.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 

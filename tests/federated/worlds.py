@@ -1,26 +1,21 @@
 """Small federated worlds in float64, shared by the tests of this folder."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Collection
-from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dpkfc.federated import FederatedConfig, FederatedPlan, RoundRecord, Server, make_clients
+from dpkfc.federated import FederatedConfig, Server, make_clients
 from dpkfc.federated.partition import iid, parts
 
 CLIENTS, FEATURES, CLASSES, RECORDS = 4, 5, 3, 24
 
 
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_fn(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def head(seed: int = 0) -> nn.Module:
+def head(seed=0):
     generator = torch.Generator().manual_seed(seed)
     model = nn.Linear(FEATURES, CLASSES).double()
     with torch.no_grad():
@@ -29,20 +24,18 @@ def head(seed: int = 0) -> nn.Module:
     return model
 
 
-def records(count: int = RECORDS, seed: int = 1, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def records(count=RECORDS, seed=1, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, CLASSES, (count,), generator=generator)
 
 
-def datasets(
-    data: tuple[Tensor, Tensor] | None = None, clients: int = CLIENTS
-) -> list[tuple[Tensor, ...]]:
+def datasets(data=None, clients=CLIENTS):
     data = data or records()
     return parts(data, iid(len(data[0]), clients))
 
 
-def plan_of(noise: float = 1.0, **options: Any) -> FederatedPlan:
+def plan_of(noise=1.0, **options):
     settings = {
         "clients": CLIENTS,
         "rounds": 3,
@@ -53,9 +46,7 @@ def plan_of(noise: float = 1.0, **options: Any) -> FederatedPlan:
     return FederatedConfig(**{**settings, **options}).with_noise(noise, 1e-3)
 
 
-def world(
-    plan: FederatedPlan, data: Any = None, model: nn.Module | None = None, **options: Any
-) -> tuple[Server, dict[int, Any]]:
+def world(plan, data=None, model=None, **options):
     """A server with enrolled clients."""
     model = head() if model is None else model
     server = Server(plan, model, **options)
@@ -66,7 +57,7 @@ def world(
     return server, clients
 
 
-def open_round(server: Server, clients: dict[int, Any]) -> dict[int, Any]:
+def open_round(server, clients):
     """The messages of the next round, after the clients have sent keys where the plan masks
     messages.
     """
@@ -75,12 +66,10 @@ def open_round(server: Server, clients: dict[int, Any]) -> dict[int, Any]:
     return server.open_round()
 
 
-def run_round_without(
-    server: Server, clients: dict[int, Any], dead: Collection[int], stage: str = "sum"
-) -> RoundRecord:
+def run_round_without(server, clients, dead, stage="sum"):
     """A round in which some clients do not answer the messages of a stage: keys, sum or shares."""
 
-    def exchange(current: str, requests: dict[int, Any]) -> None:
+    def exchange(current, requests):
         for number, message in requests.items():
             if current != stage or number not in dead:
                 server.receive(clients[number].answer(message))
@@ -95,13 +84,11 @@ class Killed(RuntimeError):
     """The server died."""
 
 
-def kill_server(
-    patch: pytest.MonkeyPatch, method: str, number: int, *, before: bool = False
-) -> None:
+def kill_server(patch, method, number, *, before=False):
     """Let servers die before or after a method in the round of a number."""
     work = getattr(Server, method)
 
-    def die(server: Server) -> Any:
+    def die(server):
         if before and server.round == number:
             raise Killed
         result = work(server)
@@ -112,5 +99,5 @@ def kill_server(
     patch.setattr(Server, method, die)
 
 
-def vector(tensors: dict[str, Tensor]) -> Tensor:
+def vector(tensors):
     return torch.cat([x.detach().double().flatten() for x in tensors.values()])

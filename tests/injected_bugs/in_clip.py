@@ -1,7 +1,5 @@
 """Leaks in the clip: of the wrong thing, by the wrong norm, or with a bound that others move."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 used and what is charged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Leaks in the noise: too little, in the wrong place, or used twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """What a planted leak is, and what the patches of the real step share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

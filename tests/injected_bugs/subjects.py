@@ -1,7 +1,5 @@
 """Tiny training steps of many kinds, in which leaks are planted."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

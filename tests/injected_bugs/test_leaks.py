@@ -1,7 +1,5 @@
 """Every planted leak is caught, and the step without it raises no alarm."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

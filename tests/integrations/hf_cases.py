@@ -2,14 +2,8 @@
 downloaded.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import torch
-from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -20,14 +14,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.huggingface import PrivateTrainer
 
 N, B, VOCABULARY = 48, 16, 30
 TASKS = ("sequence", "token", "causal", "masked")
 
 
-def model_of(task: str, dropout: float = 0.0) -> nn.Module:
+def model_of(task, dropout=0.0):
     torch.manual_seed(0)
     if task == "causal":
         config = GPT2Config(
@@ -63,7 +57,7 @@ def model_of(task: str, dropout: float = 0.0) -> nn.Module:
     return classes[task](config)
 
 
-def examples(task: str, n: int = N, seed: int = 0) -> list[dict[str, Any]]:
+def examples(task, n=N, seed=0):
     """Sequences of different lengths; the class of one is its first token modulo 3."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -82,7 +76,7 @@ def examples(task: str, n: int = N, seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def pad(rows):
     """To the longest of these rows, as the collators of transformers do."""
     width = max(len(row["input_ids"]) for row in rows)
     fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
@@ -95,7 +89,7 @@ def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def plan_of(noise: float = 1.0, n: int = N, **settings: Any) -> Plan:
+def plan_of(noise=1.0, n=N, **settings):
     chosen = {
         "expected_batch_size": B,
         "steps": 3,
@@ -106,7 +100,7 @@ def plan_of(noise: float = 1.0, n: int = N, **settings: Any) -> Plan:
     return PrivacyConfig(**chosen).with_noise(noise, 1e-3, n)
 
 
-def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+def arguments(folder, **settings):
     chosen = {
         "learning_rate": 0.05,
         "report_to": [],
@@ -118,7 +112,7 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=str(folder), **{**chosen, **settings})
 
 
-def weights(model: nn.Module) -> torch.Tensor:
+def weights(model):
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
@@ -138,14 +132,14 @@ OF_TRAINER = {
 
 
 def trainer_of(
-    folder: Path,
-    task: str = "sequence",
-    plan: Plan | None = None,
-    model: Any = None,
-    kind: type[PrivateTrainer] = PrivateTrainer,
-    dropout: float = 0.0,
-    **settings: Any,
-) -> PrivateTrainer:
+    folder,
+    task="sequence",
+    plan=None,
+    model=None,
+    kind=PrivateTrainer,
+    dropout=0.0,
+    **settings,
+):
     """A trainer of a task; settings are its own keywords, or training arguments."""
     own = {name: settings.pop(name) for name in OF_TRAINER & set(settings)}
     chosen = {

@@ -1,10 +1,7 @@
 """A small LightningModule, its data, a plan and a fit with a ledger in a folder."""
 
-from __future__ import annotations
-
 import logging
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import lightning.pytorch as L
@@ -21,7 +18,7 @@ from tests.recording import Heard
 N, B = 40, 8
 
 
-def data(n: int = N) -> TensorDataset:
+def data(n=N):
     generator = torch.Generator().manual_seed(1)
     return TensorDataset(
         torch.randn(n, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)
@@ -29,7 +26,7 @@ def data(n: int = N) -> TensorDataset:
 
 
 class Net(PrivateModule):
-    def __init__(self, dropout: float = 0.0, lr: float = 0.1, momentum: float = 0.9) -> None:
+    def __init__(self, dropout=0.0, lr=0.1, momentum=0.9):
         super().__init__()
         torch.manual_seed(0)
         self.lr, self.momentum = lr, momentum
@@ -57,12 +54,12 @@ class Net(PrivateModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def plan_of(noise: float = 1.0, steps: int = 7, **settings):
+def plan_of(noise=1.0, steps=7, **settings):
     chosen = {"expected_batch_size": B, "steps": steps, "accountant": "rdp", **settings}
     return PrivacyConfig(**chosen).with_noise(noise, 1e-3, N)
 
 
-def trainer_of(folder, private: PrivateTraining | None, *others, **settings):
+def trainer_of(folder, private, *others, **settings):
     chosen = {
         "max_epochs": -1,
         "accelerator": "cpu",
@@ -85,16 +82,16 @@ def fit(folder, module=None, plan=None, callbacks=(), dataset=None, ckpt_path=No
     return trainer, module, private
 
 
-def releases(folder) -> int:
+def releases(folder):
     return len(verify(folder / "ledger.jsonl").releases)
 
 
-def weights(module) -> torch.Tensor:
+def weights(module):
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet():
     """Without the advice of Lightning, and without the warning of a run in test mode."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():

@@ -1,9 +1,7 @@
 """Small models, data and a training loop as an Opacus script has them."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.curvature.kfac import KFAC
@@ -28,19 +26,17 @@ FEW_ORDERS = [
 ]
 
 
-def data(
-    n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)
-) -> TensorDataset:
+def data(n=N, dtype=torch.float64, shape=(6,)):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, *shape, generator=generator, dtype=dtype)
     return TensorDataset(x, torch.randint(0, 3, (n,), generator=generator))
 
 
-def loader(n: int = N, **settings: object) -> DataLoader:
+def loader(n=N, **settings):
     return DataLoader(data(n), **{"batch_size": B, "shuffle": True, **settings})
 
 
-def cnn() -> nn.Module:
+def cnn():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
@@ -57,27 +53,25 @@ def cnn() -> nn.Module:
 class Scaled(nn.Module):
     """Owns a parameter directly, so that autograd computes a raw gradient for it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
         self.gain = nn.Parameter(torch.ones(8))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(torch.tanh(self.first(x)) * self.gain)
 
 
-def scaled() -> nn.Module:
+def scaled():
     torch.manual_seed(0)
     return Scaled().double()
 
 
-def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+def sgd(model, lr=0.1):
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 
 
-def private(
-    model: nn.Module | None = None, engine: PrivacyEngine | None = None, **settings: object
-):
+def private(model=None, engine=None, **settings):
     """(engine, model, optimizer, loader) with a repeatable Poisson order and, by default, no
     noise.
     """
@@ -98,9 +92,7 @@ def private(
     )
 
 
-def train(
-    model, optimizer, batches, steps: int | None = None, criterion: nn.Module | None = None
-) -> int:
+def train(model, optimizer, batches, steps=None, criterion=None):
     """The loop of every script; the number of optimizer steps."""
     criterion = criterion or nn.CrossEntropyLoss()
     done = 0
@@ -115,23 +107,21 @@ def train(
     return done
 
 
-def weights(model: nn.Module) -> Tensor:
+def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def kfac(**settings: object) -> KFAC:
+def kfac(**settings):
     return KFAC(
         **{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings}
     )
 
 
-def backward(model: nn.Module, batch) -> None:
+def backward(model, batch):
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
-def with_epsilon(
-    engine: PrivacyEngine | None = None, model: nn.Module | None = None, **settings: object
-):
+def with_epsilon(engine=None, model=None, **settings):
     """(engine, model, optimizer, loader) for two passes."""
     engine, model = engine or PrivacyEngine(accountant="rdp"), model or mlp()
     chosen = {
@@ -149,7 +139,7 @@ def with_epsilon(
     )
 
 
-def clipped_sum(model: nn.Module, batch, bound: float) -> Tensor:
+def clipped_sum(model, batch, bound):
     """Return the sum of the clipped gradients of single examples, by plain autograd."""
     rows = []
     for x, y in zip(*batch, strict=True):
@@ -159,7 +149,7 @@ def clipped_sum(model: nn.Module, batch, bound: float) -> Tensor:
     return sum(row * (bound / row.norm()).clamp(max=1) for row in rows)
 
 
-def cut(batches, optimizer, size: int) -> BatchMemoryManager:
+def cut(batches, optimizer, size):
     return BatchMemoryManager(
         data_loader=batches, max_physical_batch_size=size, optimizer=optimizer
     )

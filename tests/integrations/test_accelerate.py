@@ -2,8 +2,6 @@
 through.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -2,8 +2,6 @@
 model that is taken away.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import UserDict

@@ -2,8 +2,6 @@
 works as ever.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 or resumes the fit.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

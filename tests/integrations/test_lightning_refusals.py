@@ -1,7 +1,5 @@
 """What the private fit of Lightning refuses, each before a release and with its fix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

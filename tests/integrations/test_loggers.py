@@ -1,7 +1,5 @@
 """Loggers write what ε covers, and the rest only where they are told to."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the engine returns, spends and hands to the optimizer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

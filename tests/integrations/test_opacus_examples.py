@@ -1,7 +1,5 @@
 """The converted example programs of Opacus run as they stand, on small random data."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

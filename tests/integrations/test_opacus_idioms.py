@@ -2,8 +2,6 @@
 the line to write, before any budget is spent.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import math

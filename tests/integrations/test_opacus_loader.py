@@ -2,8 +2,6 @@
 changes nothing.
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import pytest

@@ -2,8 +2,6 @@
 what else it does to them.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import suppress

@@ -2,8 +2,6 @@
 loop does.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset

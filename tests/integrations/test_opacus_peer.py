@@ -1,7 +1,5 @@
 """Beside Opacus 1.6 itself: the same updates, and the same script with only its import changed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

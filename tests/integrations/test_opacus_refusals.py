@@ -1,7 +1,5 @@
 """What is refused when a model is made private, before anything has been changed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

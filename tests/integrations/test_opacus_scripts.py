@@ -1,7 +1,5 @@
 """Whole scripts as written for Opacus 1.6: digits, pictures, BERT, a character LSTM, names of different lengths, a bag of words. Only imports change."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from pathlib import Path

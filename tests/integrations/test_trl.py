@@ -1,7 +1,5 @@
 """TRL's trainers under a plan: their examples, the gradients of these, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

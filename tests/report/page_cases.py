@@ -1,16 +1,12 @@
 """Run folders and tuning reports for the tests of pages, made by the code that makes real ones."""
 
-from __future__ import annotations
-
 import functools
 import json
-from pathlib import Path
-from typing import Any
 
 from dpkfc.app.html.contents import RunSummary
 from dpkfc.app.metrics import Metrics, Row
 from dpkfc.app.tuning.tuned import ArmResult, Tuned
-from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.config import PrivacyConfig
 from dpkfc.report.card import CardFacts, build_card
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"&lt;"
@@ -18,22 +14,22 @@ HOSTILE += "<a href='javascript:window.hacked=1'>"
 
 
 @functools.cache
-def plan(sigma: float, *, test_mode: bool = False) -> Plan:
+def plan(sigma, *, test_mode=False):
     config = PrivacyConfig(expected_batch_size=8, steps=4, test_mode_seed=3 if test_mode else None)
     return config.with_noise(sigma, 1e-5, 100)
 
 
 def run_folder(
-    path: Path,
-    method: str = "dp-kfc",
+    path,
+    method="dp-kfc",
     *,
-    sigma: float = 1.0,
-    seed: int = 0,
-    accuracy: float = 0.5,
-    recipe: str = "digits",
-    test_mode: bool = False,
-    words: str = "",
-) -> Path:
+    sigma=1.0,
+    seed=0,
+    accuracy=0.5,
+    recipe="digits",
+    test_mode=False,
+    words="",
+):
     """A finished run; `words` stand in every text of it."""
     made = plan(sigma, test_mode=test_mode)
     path.mkdir(parents=True)
@@ -66,14 +62,14 @@ def run_folder(
 
 
 def summary(
-    method: str = "dp-kfc",
+    method="dp-kfc",
     *,
-    epsilon: float = 1.0,
-    seed: int = 0,
-    accuracy: float = 0.9,
-    smoke: bool = False,
-    **more: Any,
-) -> RunSummary:
+    epsilon=1.0,
+    seed=0,
+    accuracy=0.9,
+    smoke=False,
+    **more,
+):
     """Make a run as it is read from a folder."""
     values = {
         "source": "folder",
@@ -95,7 +91,7 @@ def summary(
     return RunSummary(**{**values, **more})
 
 
-def tuning(path: Path, words: str = "Tuning is NOT in ε.", search: str = "tpe") -> Path:
+def tuning(path, words="Tuning is NOT in ε.", search="tpe"):
     """Write the report of a tuning study."""
     arm = ArmResult(
         name="dp-kfc",

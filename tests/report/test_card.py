@@ -1,7 +1,5 @@
 """The privacy card: what it promises, what it stamps, what it says is not protected."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

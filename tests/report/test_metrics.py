@@ -1,7 +1,5 @@
 """Figures of a run: what goes in comes out, and each column says whether ε protects it."""
 
-from __future__ import annotations
-
 import math
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """A printed ε is never below the true one, and at most one unit above it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

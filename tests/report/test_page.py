@@ -1,7 +1,5 @@
 """The page as text: complete, self-contained, and nothing that a run folder says becomes markup."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The first screen of a page: which method is best, what it costs, which do not differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

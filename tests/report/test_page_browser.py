@@ -2,8 +2,6 @@
 nothing leaves the machine.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

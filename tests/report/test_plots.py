@@ -2,8 +2,6 @@
 touched.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

@@ -1,7 +1,5 @@
 """The line that a person watches."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The run folder: one clear error before training when it cannot be used."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -2,8 +2,6 @@
 releases than its ledger.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

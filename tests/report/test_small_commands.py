@@ -4,8 +4,6 @@
 under the MIT licence, unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

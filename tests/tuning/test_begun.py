@@ -1,7 +1,5 @@
 """What a study has released is told by its ledgers, whatever the settings of today."""
 
-from __future__ import annotations
-
 import dp_accounting
 import pytest
 from dp_accounting import rdp

@@ -2,8 +2,6 @@
 ledger.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from pathlib import Path

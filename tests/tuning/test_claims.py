@@ -2,8 +2,6 @@
 the right side.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

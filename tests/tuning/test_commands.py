@@ -1,7 +1,5 @@
 """`dpkfc tune` and `dpkfc reproduce`: every mistake is one line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

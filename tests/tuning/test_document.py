@@ -2,8 +2,6 @@
 without anybody noticing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

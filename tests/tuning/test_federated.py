@@ -2,8 +2,6 @@
 are taken up again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

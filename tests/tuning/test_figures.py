@@ -2,8 +2,6 @@
 theory, maps over settings.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -2,8 +2,6 @@
 models in float64.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Texts from prompts: figures of merit, public vocabulary, and a run from end to end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

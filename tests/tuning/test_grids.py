@@ -2,8 +2,6 @@
 of them.
 """
 
-from __future__ import annotations
-
 from dpkfc_papers.studies import grids
 
 GRIDS = vars(grids)

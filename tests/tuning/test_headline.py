@@ -2,8 +2,6 @@
 seed is drawn.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The study of DP-NGD's variations: its stages, the rule of its verdicts, and KL of a step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

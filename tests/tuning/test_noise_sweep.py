@@ -2,8 +2,6 @@
 table and a figure.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Cells side by side: what became of them, workers that die, the budget, and signals."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Published tables: every number has a run or a reason, and verdicts follow the stated rule."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

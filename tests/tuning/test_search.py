@@ -1,7 +1,5 @@
 """A search of one arm: who goes on at a rung, what a kill or a full disk loses, what resumes."""
 
-from __future__ import annotations
-
 import math
 import os
 

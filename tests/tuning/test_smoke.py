@@ -2,8 +2,6 @@
 fails is named.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

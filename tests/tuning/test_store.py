@@ -2,8 +2,6 @@
 kept.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """The tables of docs/results.md: intervals, and rows that appear without further code."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Studies of texts: what they train is what their tables say, and ε counts all of it."""
 
-from __future__ import annotations
-
 import functools
 
 import dp_accounting

@@ -2,8 +2,6 @@
 is still heard.
 """
 
-from __future__ import annotations
-
 import logging
 
 import dp_accounting

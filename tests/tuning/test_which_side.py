@@ -1,7 +1,5 @@
 """The figures of one private step by what is whitened, against dense matrices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,13 +1,10 @@
 """Prepare folders of runs for the verifier: good ones, and the same with one forgery each."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json
 import re
 import shutil
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,9 +21,7 @@ from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
 FIELDS = {"controller": "City Hospital", "legal_basis": "consent", "retention": "2030"}
 
 
-def train(
-    folder: Path, steps: int = 4, *, size: int = 8, extra: bool = False, **settings: object
-) -> Path:
+def train(folder, steps=4, *, size=8, extra=False, **settings):
     """Train a small model, and write its folder."""
     folder.mkdir(parents=True)
     model = nn.Linear(4, 2)
@@ -46,11 +41,11 @@ def train(
     return folder
 
 
-def _losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _losses(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def train_clients(folder: Path) -> Path:
+def train_clients(folder):
     """Train over clients, and write the folder of the server."""
     config = FederatedConfig(
         clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=TrustedServer()
@@ -61,10 +56,10 @@ def train_clients(folder: Path) -> Path:
     return folder
 
 
-def stamp_of(digest: bytes) -> bytes:
+def stamp_of(digest):
     """Return what a time-stamping authority answers, without a signature."""
 
-    def der(tag: int, *parts: bytes) -> bytes:
+    def der(tag, *parts):
         content = b"".join(parts)
         size = len(content).to_bytes(2, "big")
         return bytes([tag, 0x82]) + size + content
@@ -78,12 +73,12 @@ def stamp_of(digest: bytes) -> bytes:
     return der(0x30, der(0x30, der(0x02, b"\0")), der(0x30, der(0xA0, signed)))
 
 
-def head_of(folder: Path) -> str:
+def head_of(folder):
     last = (folder / "ledger.jsonl").read_text().splitlines()[-1]
     return str(json.loads(last)["hash"])
 
 
-def chain(folder: Path, lines: list[dict]) -> None:
+def chain(folder, lines):
     """Write a ledger whose numbers and hashes fit, whatever its lines say."""
     text, head = b"", ""
     for number, content in enumerate(lines):
@@ -95,24 +90,24 @@ def chain(folder: Path, lines: list[dict]) -> None:
     (folder / "ledger.jsonl").write_bytes(text)
 
 
-def read_lines(folder: Path) -> list[dict]:
+def read_lines(folder):
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
 
-def edit_card(folder: Path, change) -> None:
+def edit_card(folder, change):
     card = json.loads((folder / "privacy_card.json").read_text())
     change(card)
     write_card_files(folder, card)
 
 
-def halve_noise(card: dict) -> None:
+def halve_noise(card):
     """Halve the noise of the plan, and give the card the hash of that plan."""
     card["plan"]["noise_multiplier"] /= 2
     text = json.dumps(card["plan"], sort_keys=True, separators=(",", ":"))
     card["plan_hash"] = hashlib.sha256(text.encode()).hexdigest()
 
 
-def good_folders(place: Path) -> dict[str, Path]:
+def good_folders(place):
     """Return six folders whose files all belong together."""
     plain = train(place / "plain")
     certified = train(place / "certified")
@@ -130,10 +125,10 @@ def good_folders(place: Path) -> dict[str, Path]:
     }
 
 
-def forged_folders(place: Path, good: dict[str, Path]) -> dict[str, tuple[Path, str]]:
+def forged_folders(place, good):
     """Return six forged folders, each with a part of the sentence that says so."""
 
-    def copy(name: str, of: str) -> Path:
+    def copy(name, of):
         return shutil.copytree(good[of], place / name)
 
     swapped = copy("swapped", "plain")
@@ -159,6 +154,6 @@ def forged_folders(place: Path, good: dict[str, Path]) -> dict[str, tuple[Path, 
     }
 
 
-def sentence_of(output: str) -> str:
+def sentence_of(output):
     """Return the reason in the first line that the verifier prints."""
     return re.sub(r"^.*?: DOES NOT HOLD; ", "", output.splitlines()[0])

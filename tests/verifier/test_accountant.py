@@ -1,7 +1,5 @@
 """ε of `dpkfc-verify` is never below closed forms, and at most 1e-3 above them and above PLD."""
 
-from __future__ import annotations
-
 import json
 import math
 

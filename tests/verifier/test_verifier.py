@@ -1,7 +1,5 @@
 """`dpkfc-verify` finds what does not belong together, without torch and dp-accounting."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
