@@ -99,11 +99,6 @@ def test_a_public_probe_comes_from_a_file(tmp_path):
             make_kfac(CONFIG.change(source="public", public_data=str(name)), FACTS)
 
 
-def test_a_plain_method_has_no_preconditioner():
-    assert make_privacy_config(CONFIG, FACTS).preconditioner is not None
-    assert make_privacy_config(CONFIG.change(preconditioner="none"), FACTS).preconditioner is None
-
-
 def test_the_plan_is_that_of_the_settings():
     plan = make_plan(CONFIG.change(clipping="normalised", max_grad_norm=0.5), FACTS)
     assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (

@@ -1,7 +1,5 @@
 """A run that public examples end early, and the scores of single classes."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -106,16 +104,3 @@ def test_public_validation_without_labels_is_one_error(tmp_path):
     config = run_config({**BASE, "patience": 1, "public_validation": str(path)})
     with pytest.raises(ConfigError, match="no `labels`"):
         prepare(config)
-
-
-@pytest.mark.slow
-def test_a_run_writes_its_scores(tmp_path):
-    out = tmp_path / "run"
-    result = run(run_config({**BASE, "steps": 3, "out": str(out)}))
-    content = json.loads((out / "scores.json").read_text("utf-8"))
-    card = read_card(out)
-    assert content["measured_on"] == "test" and len(content["classes"]) == 10
-    assert sum(map(sum, content["confusion"])) == content["examples"]
-    assert content["scores"][0]["value"] == pytest.approx(result.accuracy)
-    assert "constant guess" in card["results"]["AUROC, mean of each class against the rest, test"]
-    assert any("scores.json" in name for name in card["not_private"])

@@ -28,16 +28,6 @@ def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder):
     assert "the checkpoint next to it was written after 3 with another head" in result.stderr
 
 
-def test_a_missing_ledger_is_not_begun_anew(folder):
-    for end in (lambda path: path.unlink(), lambda path: path.write_bytes(b"")):
-        end(folder / "ledger.jsonl")
-        before = sorted(x.name for x in folder.iterdir())
-        result = call("train", "--resume", folder, "--quiet")
-        assert result.exit_code == 2 and "put ledger.jsonl back" in result.stderr
-        assert sorted(x.name for x in folder.iterdir()) == before
-        (folder / "ledger.jsonl").write_bytes(b"")
-
-
 def test_an_audit_looks_at_the_ledger_first(folder):
     arguments = ("audit", folder, "--kind", "membership", "--quiet")
     assert call(*arguments).exit_code == 0

@@ -70,13 +70,6 @@ def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path):
     assert 4 in known.names
 
 
-def test_another_record_decides_nothing_about_a_label(tmp_path):
-    path, schema = _write(tmp_path)
-    whole = encode_table(path, read_schema(schema)).labels
-    some = write_rows(tmp_path / "some.csv", [[50, 200], [99, 298]], ["age", "cost"])
-    assert torch.equal(encode_table(some, read_schema(schema)).labels, whole[[50, 99]])
-
-
 @pytest.mark.slow
 def test_errors_are_in_the_unit_of_the_target(finished):
     folder, path = finished

@@ -21,7 +21,7 @@ from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.toml import ConfigError
-from dpkfc.app.train import read_settings, resume, run
+from dpkfc.app.train import read_settings, run
 from dpkfc.privacy.ledger import verify
 from tests.app.finished import call_flat, flags
 from tests.app.own_files import (
@@ -169,11 +169,6 @@ def test_the_run_is_audited_examined_and_reported(finished, tmp_path, monkeypatc
     contents = write_page([folder], tmp_path / "report.html")
     assert len(contents.runs) == 1 and not contents.broken
     assert contents.runs[0].task == "patients.csv"
-
-
-def test_a_complete_run_is_not_trained_again(finished):
-    with pytest.raises(ConfigError, match="is complete"):
-        resume(finished[0])
 
 
 def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path):
@@ -506,16 +501,3 @@ def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path):
     run(run_config({**QUICK, **chosen}))
     code, text = call_flat("evaluate", tmp_path / "run")
     assert code == 2 and "no test row has a known label" in text and "0.0000" not in text
-
-
-def test_settings_of_recipes_are_silent_about_own_data():
-    config = run_config({"recipe": "digits"})
-    assert not any(
-        (
-            config.data.data,
-            config.data.target,
-            config.data.schema,
-            config.data.text,
-            config.data.task,
-        )
-    )

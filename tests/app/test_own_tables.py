@@ -124,14 +124,6 @@ def test_texts_that_only_look_like_numbers_stay_apart():
         check_schema(Schema(classes=("1", "1.0")), "s.toml")
 
 
-def test_a_row_is_encoded_by_itself(tmp_path):
-    path, schema_path = write_patients(tmp_path)
-    schema = read_schema(schema_path)
-    whole = encode_table(path, schema).inputs
-    some = write_rows(tmp_path / "some.csv", patients()[50:60])
-    assert torch.equal(encode_table(some, schema).inputs, whole[50:60])
-
-
 def test_one_more_record_moves_no_other_record():
     inputs = torch.arange(400.0).view(-1, 1).floor_divide(2)  # every record twice
     contents = [row.numpy().tobytes() for row in inputs]
@@ -343,61 +335,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message):
     with pytest.raises(DatasetError, match=message) as caught:
         encode_table(path, schema)
     assert name in str(caught.value) and len(str(caught.value)) < 160 + len(str(path))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        b"1,2,3",
-        b'1,50,male,cook,yes,"open,no',
-        b'1,50,male,cook,yes,"open"quote,no',
-        b"1,50,male,cook,yes,M\xfcller,no",
-        b"1,50,male,cook,yes,a comma, too,no",
-        b"1,50,male,cook,yes,pain,no,,x",
-        b'1,50,male,cook,yes,"a",b"\x80",no',
-    ],
-)
-def test_a_row_without_a_form_counts_as_one_without_values(tmp_path, row):
-    path, schema_path = write_patients(tmp_path)
-    schema = read_schema(schema_path)
-    whole = encode_table(path, schema)
-    header, *lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([header, *lines[:9], row + b"\n", *lines[9:]]))
-    records = encode_table(path, schema)
-    others = [place for place in range(201) if place != 9]
-    assert len(records) == 201 and records.labels[9] == UNKNOWN
-    assert records.inputs[9].count_nonzero() == len(schema.features)  # indicators alone
-    assert torch.equal(records.inputs[others], whole.inputs)
-    assert torch.equal(records.labels[others], whole.labels)
-    assert records.figures["unreadable", "rows"] == 1 / 201
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_quoted_cell_may_have_several_lines(tmp_path, end):
-    schema = Schema(
-        target="y",
-        classes=("0", "1"),
-        columns={"t": Column(kind="text", buckets=16)},
-        lines_in_cells=True,
-    )
-    path = tmp_path / "t.csv"
-    lines = ["y,t", '1,"one', 'two"', "", "0,three"]
-    path.write_bytes(end.join(lines).encode())
-    records = encode_table(path, schema)
-    assert records.labels.tolist() == [1, 0]
-    assert torch.equal(records.inputs[:, :-1], hashed_texts(["one two", "three"], 16))
-    # Else the lines are one record still, without values.
-    records = encode_table(path, replace(schema, lines_in_cells=False))
-    assert records.labels.tolist() == [UNKNOWN, 0]
-
-
-def test_a_typed_value_that_is_no_text_is_missing(tmp_path):
-    schema = Schema(target="y", classes=("0",), columns={"t": Column(kind="text", buckets=16)})
-    path = tmp_path / "t.parquet"
-    pa.parquet.write_table(pa.table({"t": [b"one", b"\xff"], "y": ["0", "0"]}), path)
-    records = encode_table(path, schema)
-    assert torch.equal(records.inputs[:1, :-1], hashed_texts(["one"], 16))
-    assert records.inputs[:, -1].tolist() == [0, 1]
 
 
 def test_a_target_outside_of_the_header_is_named(tmp_path):

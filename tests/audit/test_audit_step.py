@@ -178,23 +178,6 @@ def test_charges_and_checkpoints_of_honest_steps(name):
     assert not select_failed([*check_charges(subject), check_checkpoints(subject)])
 
 
-@pytest.mark.parametrize(
-    "patch, check",
-    [
-        (in_data.every_second, "ledger"),
-        (in_data.with_the_checkpoint, "ledger"),
-        (in_data.after_release, "charge before release"),
-        (in_data.with_the_update, "charge before release"),
-    ],
-)
-def test_charges_that_are_missing_or_late(patch, check):
-    with pytest.MonkeyPatch.context() as m:
-        patch(m)
-        assert check in [
-            finding.check for finding in select_failed(check_charges(subject_of("DP-SGD")))
-        ]
-
-
 def test_the_value_that_differs_in_a_checkpoint_is_named():
     from dpkfc.audit.harness import first_difference
 

@@ -247,7 +247,7 @@ DAMAGE = {
     "a bit flipped": (_flipped, r"line \d of the ledger"),
     "another plan": (_of_another_plan, "belongs to the plan f"),
     "cut off before the checkpoint": (_lines(lambda x: x[:2]), "does not contain the 2 releases"),
-    "deleted": (Path.unlink, "holds a checkpoint and no ledger"),
+    "deleted": (Path.unlink, "a checkpoint and no ledger.*put ledger.jsonl back"),
     "empty": (_lines(lambda _: []), "holds a checkpoint and no ledger"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be written"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is not an ordinary file"),

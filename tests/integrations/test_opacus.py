@@ -207,20 +207,6 @@ def test_only_a_release_reaches_the_optimizer(build):
     assert 0.6 * 3 / B < flat.std() < 1.6 * 3 / B
 
 
-def test_no_raw_gradient_is_left_before_or_after_an_error():
-    engine, model, optimizer, batches = private(scaled())
-    batch = next(iter(batches))
-    backward(model, batch)
-    backward(model, batch)
-    assert all(p.grad is None for p in model.parameters())
-    before = weights(model)
-    with pytest.raises(RuntimeError, match="2 losses were differentiated"):
-        optimizer.step()
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(weights(model), before)
-    assert engine.ledger.count == 0
-
-
 def test_gradients_from_before_make_private_are_dropped():
     model = mlp()
     backward(model, data()[:8])

@@ -205,11 +205,12 @@ def test_a_refused_model_leaves_torch_as_it_was():
         def forward(self, x):
             return x - x.mean(0)
 
-    _, model, _, batches = private(mlp().append(Centred()))
+    engine, model, _, batches = private(mlp().append(Centred()))
     x, _ = next(iter(batches))
     with pytest.raises(ValueError, match="mixes examples"):
         model(x)
     check_torch_is_as_before()
+    assert engine.ledger.count == 0
 
 
 def leave_batch(loss):

@@ -177,17 +177,6 @@ def test_lbfgs_and_foreign_parameters_are_refused():
         private(model, optimizer=both)
 
 
-def test_validation():
-    bad = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    engine, good = PrivacyEngine(), mlp()
-    assert engine.is_compatible(module=good, optimizer=None, data_loader=None)
-    assert not engine.is_compatible(module=bad, optimizer=None, data_loader=None)
-    assert PrivacyEngine.get_compatible_module(good) is good
-    engine.validate(module=good, optimizer=None, data_loader=None)
-    with pytest.raises(ValueError, match="replace it by nn.GroupNorm"):
-        engine.validate(module=bad)
-
-
 def test_processes_that_would_each_train_on_all_data_are_refused(
     monkeypatch,
 ):

@@ -2,12 +2,15 @@
 the right side.
 """
 
-import json
+from functools import partial
 
 import pytest
 
 from dpkfc_papers.studies import claims, features_table, grids, scores
 from dpkfc_papers.studies.harness import compare_means
+from tests.tuning.rows import make_test_row, write_accuracy
+
+imdb_row = partial(make_test_row, "imdb-logistic")
 
 
 def test_a_difference_has_the_interval_of_welch():
@@ -44,28 +47,16 @@ def test_the_verdict_counts_data_sets(differences, verdict):
 
 
 def test_arms_are_read_from_the_results(tmp_path):
-    def row(arm, accuracy, measured_on="test", epsilon=1.0):
-        return {
-            "accuracy": accuracy,
-            "measured_on": measured_on,
-            "target_epsilon": epsilon,
-            "tag": {"arm": arm},
-            "run": {"recipe": "imdb-logistic", "method": arm},
-        }
-
     rows = [
-        row("dp-sgd", 0.80),
-        row("dp-sgd", 0.81),
-        row("dp-kfc-tokens", 0.85),
-        row("dp-kfc-tokens", 0.86),
-        row("disk", 0.9),
-        row("dp-sgd", 0.1, "validation"),
-        row("dp-sgd", 0.1, epsilon=8.0),
+        imdb_row("dp-sgd", 0.80),
+        imdb_row("dp-sgd", 0.81),
+        imdb_row("dp-kfc-tokens", 0.85),
+        imdb_row("dp-kfc-tokens", 0.86),
+        imdb_row("disk", 0.9),
+        {**imdb_row("dp-sgd", 0.1), "measured_on": "validation"},
+        imdb_row("dp-sgd", 0.1, epsilon=8.0),
     ]
-    (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "imdb.json").write_text(
-        json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
-    )
+    write_accuracy(tmp_path, "imdb", rows)
     found = scores.measured(tmp_path)
     assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
     lines = claims.table(found).splitlines()
@@ -89,26 +80,14 @@ def test_a_grid_whose_points_have_all_run_stands_for_trials(monkeypatch, tmp_pat
 
 def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(tmp_path):
     rows = [
-        {
-            "accuracy": accuracy,
-            "measured_on": "test",
-            "target_epsilon": 1.0,
-            "tag": {"arm": arm},
-            "run": {"recipe": "imdb-logistic", "method": arm},
-        }
-        for arm, accuracy in (
-            ("dp-sgd", 0.80),
-            ("dp-sgd", 0.81),
-            ("dp-ngd", 0.82),
-            ("dp-ngd", 0.83),
-            ("dp-kfc-random", 0.5),
-            ("dp-kfc-oracle", 0.9),
-        )
+        imdb_row("dp-sgd", 0.80),
+        imdb_row("dp-sgd", 0.81),
+        imdb_row("dp-ngd", 0.82),
+        imdb_row("dp-ngd", 0.83),
+        imdb_row("dp-kfc-random", 0.5),
+        imdb_row("dp-kfc-oracle", 0.9),
     ]
-    (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "imdb.json").write_text(
-        json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
-    )
+    write_accuracy(tmp_path, "imdb", rows)
     found = scores.measured(tmp_path)
     assert set(found["IMDB, twenty trials"]) == {"dp-ngd", "dp-sgd"}
     assert set(found["IMDB, logistic regression"]) == {"dp-sgd"}

@@ -11,6 +11,7 @@ from dpkfc.cli import main
 from dpkfc_papers import measurements, sensitivity, tables
 from dpkfc_papers.figures import FIGURE_OF, FIGURES, find, reproduce_figures
 from dpkfc_papers.store import Store
+from tests.tuning.rows import row_of
 
 COURSES = [name for name, figure in FIGURES.items() if figure.runs is FIGURES["kfc-fig1"].runs]
 
@@ -78,21 +79,7 @@ def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_pat
     with Store(tmp_path / "results.json") as store:
         for run in runs[:-1]:
             accuracy = 0.5 + run.config().optimizer.lr * run.config().privacy.max_grad_norm
-            row = {
-                "run": run.describe(),
-                "hash": run.hash,
-                "accuracy": accuracy,
-                "measured_on": "validation",
-            }
-            row |= {
-                "epsilon": 1.9,
-                "delta": 1e-5,
-                "steps": 3,
-                "noise_multiplier": 1.2,
-                "accountant": "rdp",
-                "sampler": "poisson",
-            }
-            store.put(run, {**row, "dataset_size": 1000})
+            store.put(run, row_of(run, accuracy, epsilon=1.9))
     reproduce_figures(["kfc-fig10"], tmp_path, small=True)
     content = json.loads((tmp_path / "kfc-fig10.json").read_text())
     assert content["private"].startswith(

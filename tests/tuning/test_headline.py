@@ -2,8 +2,6 @@
 seed is drawn.
 """
 
-import json
-
 import pytest
 
 from dpkfc.app.recipes.catalogue import run_config
@@ -11,20 +9,14 @@ from dpkfc_papers.store import Store, winners_tests
 from dpkfc_papers.studies import grids, headline, scores
 from dpkfc_papers.studies.harness import RESULTS, interval, read_json
 from dpkfc_papers.studies.scores import study_cells
+from tests.tuning.rows import make_test_row, write_accuracy
 
 
 def write_rows(folder):
     """Write a results file with `CELLS`, one seed each, and a trial that must not count."""
-    test = {"run": {"recipe": "mnist-cnn"}, "measured_on": "test"}
-    held = [
-        {**test, "target_epsilon": epsilon, "accuracy": accuracy, "tag": {"arm": arm}}
-        for arm, epsilon, accuracy in CELLS
-    ]
+    held = [make_test_row("mnist-cnn", arm, accuracy, epsilon) for arm, epsilon, accuracy in CELLS]
     trial = {**held[0], "measured_on": "validation", "accuracy": 0.1}
-    results = {"rows": {str(i): row for i, row in enumerate([*held, trial])}}
-    (folder / "accuracy").mkdir()
-    (folder / "accuracy" / "cnn.json").write_text(json.dumps(results), "utf-8")
-    return folder
+    return write_accuracy(folder, "cnn", [*held, trial])
 
 
 CELLS = [

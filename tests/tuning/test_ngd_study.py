@@ -8,6 +8,7 @@ from torch import nn
 from dpkfc.app.tuning import runs
 from dpkfc.app.tuning.runs import Run
 from dpkfc_papers.store import Store
+from tests.tuning.rows import row_of
 
 
 @pytest.fixture
@@ -28,21 +29,18 @@ def duality(study_module):
 def _filled(study, path):
     """A store with all points and the tests of the baseline, of made-up accuracies."""
     store = Store(path)
+
+    def score(run, accuracy):
+        store.put(run, row_of(run, accuracy))
+
     for method in study.ORDERS:
         for number, point in enumerate(study.METHODS[method].points):
-            _store_score(store, study.point_run(method, point), 0.7 + 0.01 * (number == 2))
+            score(study.point_run(method, point), 0.7 + 0.01 * (number == 2))
     for seed in study.SEEDS:
-        _store_score(store, study.test_run(store, "whitened", seed), 0.80 + 0.001 * seed)
-        _store_score(store, study.test_run(store, "before", seed), 0.75 + 0.001 * seed)
-        _store_score(
-            store, study.test_run(store, "whitened", seed, study.EVERY[32]), 0.85 + 0.001 * seed
-        )
+        score(study.test_run(store, "whitened", seed), 0.80 + 0.001 * seed)
+        score(study.test_run(store, "before", seed), 0.75 + 0.001 * seed)
+        score(study.test_run(store, "whitened", seed, study.EVERY[32]), 0.85 + 0.001 * seed)
     return store
-
-
-def _store_score(store, run, accuracy):
-    row = {"accuracy": accuracy, "epsilon": 2.0, "steps": 96, "noise_multiplier": 0.7}
-    store.put(run, {"run": run.describe(), "hash": run.hash, **row})
 
 
 def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path):

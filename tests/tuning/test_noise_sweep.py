@@ -11,6 +11,7 @@ from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 from dpkfc_papers.noise_sweep import RATES, SWEEP_METHODS, best, points, sweep_cells
 from dpkfc_papers.store import Store
+from tests.tuning import rows
 
 pytestmark = pytest.mark.slow
 
@@ -18,21 +19,8 @@ FIGURE = FIGURES["disk-fig6a"]
 
 
 def row_of(run, loss):
-    held = {
-        "run": run.describe(),
-        "hash": run.hash,
-        "accuracy": 0.9,
-        "loss": loss,
-        "measured_on": "validation",
-        "epsilon": 1.0,
-    }
-    return {
-        **held,
-        "delta": 1e-5,
-        "steps": 320,
-        "noise_multiplier": 4.0,
-        "expected_batch_size": 500,
-    }
+    more = {"steps": 320, "noise_multiplier": 4.0, "expected_batch_size": 500}
+    return rows.row_of(run, 0.9, loss=loss, **more)
 
 
 def test_points_are_means_over_repetitions_and_a_run_without_a_finite_loss_takes_its_point_away():

@@ -163,9 +163,6 @@ def test_a_budget_starts_what_fits_and_nothing_else(answers):
     source = Wanted()
     drive(source, NOWHERE, end=end_of(0))
     assert not source.rows
-    for minutes in (-1.0, float("nan")):
-        with pytest.raises(StudyError, match="give minutes"):
-            end_of(minutes)
 
 
 def test_cells_that_run_when_the_time_is_up_are_named(answers, monkeypatch, caplog):

@@ -27,26 +27,10 @@ from dpkfc_papers.tables import (
     verdict,
 )
 from tests.app.files import write_cifar
+from tests.tuning.rows import row_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
-
-
-def row_of(run, accuracy, **more):
-    return {
-        "run": run.describe(),
-        "hash": run.hash,
-        "accuracy": accuracy,
-        "epsilon": 1.0,
-        "steps": 3,
-        "noise_multiplier": 1.25,
-        "measured_on": run.evaluate_on,
-        "accountant": "rdp",
-        "sampler": "poisson",
-        "delta": 1e-5,
-        "dataset_size": 1000,
-        **more,
-    }
 
 
 def table_of(*cells):
@@ -132,11 +116,6 @@ def test_numbers_stand_as_they_are_printed(name, row, column, text):
     assert [
         one.published.text for one in load(name).cells if (one.row, one.column) == (row, column)
     ] == [text]
-
-
-def test_an_unknown_table_is_named_with_the_nearest():
-    with pytest.raises(StudyError, match="did you mean 'dp-kfc-1'"):
-        load("dpkfc-1")
 
 
 def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):

@@ -10,12 +10,9 @@ import pytest
 
 from dpkfc.cli import main
 from dpkfc_papers import tables
-from dpkfc_papers.tables import RAN, Cell, Published, Table, load, names, run_small
-from tests.tuning.test_reproduce import row_of
-
-
-def table_of(*cells):
-    return Table(name="made-up", title="made up", seeds=5, accounting="none", note="", cells=cells)
+from dpkfc_papers.tables import RAN, Cell, Published, load, names, run_small
+from tests.tuning.rows import row_of
+from tests.tuning.test_reproduce import table_of
 
 
 def cell(row="DP-SGD", epsilon=1.0, **more):

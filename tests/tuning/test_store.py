@@ -10,25 +10,15 @@ import pytest
 from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc_papers.figures import COURSE, MEAN_FIELD
 from dpkfc_papers.store import Store, best_trials, winners_tests
+from tests.tuning.rows import row_of
 
 RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
-
-
-def row(run=RUN, accuracy=0.5):
-    return {
-        "run": run.describe(),
-        "hash": run.hash,
-        "accuracy": accuracy,
-        "epsilon": 1.0,
-        "steps": 3,
-        "noise_multiplier": 1.0,
-    }
 
 
 def test_a_row_comes_back(tmp_path):
     path = tmp_path / "deep" / "results.json"
     with Store(path) as store:
-        store.put(RUN, row())
+        store.put(RUN, row_of(RUN))
     found = Store(path)
     assert found.get(RUN)["accuracy"] == 0.5 and found.get(OTHER) is None and len(found) == 1
 
@@ -52,7 +42,7 @@ def test_a_file_that_is_none_is_named_and_left_as_it_is(tmp_path, text, says):
 def test_a_half_written_entry_is_run_again_and_the_others_are_kept(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     path = tmp_path / "results.json"
-    rows = {RUN.hash: row(), OTHER.hash: {"run": OTHER.describe()}}
+    rows = {RUN.hash: row_of(RUN), OTHER.hash: {"run": OTHER.describe()}}
     path.write_text(json.dumps({"kind": "dpkfc study", "version": 1, "rows": rows}))
     store = Store(path)
     assert store.get(RUN) and store.get(OTHER) is None and "1 entries are incomplete" in caplog.text
@@ -85,14 +75,14 @@ def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, na
 
 def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
     store = Store(tmp_path / "results.json")
-    store.put(RUN, row())
+    store.put(RUN, row_of(RUN))
 
     def full(self, text, encoding=None):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(StudyError, match=r"No space left.*goes on"):
-        store.put(OTHER, row(OTHER))
+        store.put(OTHER, row_of(OTHER))
     monkeypatch.undo()
     assert len(Store(tmp_path / "results.json")) == 1
 

@@ -250,12 +250,6 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, fake_scores, m
         tune.tune(settings(search="random", trials=6), tmp_path)
 
 
-def test_a_folder_is_of_one_kind_of_search(tmp_path, fake_scores):
-    tune.tune(settings(trials=1), tmp_path)
-    with pytest.raises(StudyError, match="this is --search random; choose another --out"):
-        tune.tune(settings(search="random", trials=1), tmp_path)
-
-
 def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     monkeypatch.setattr(tune, "drive", lambda source, place, **more: answered(source, most=2))
@@ -288,12 +282,6 @@ def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_pa
 def test_settings_that_make_no_study_are_refused(changed, says):
     with pytest.raises(StudyError, match=says.replace("|", r"\|")):
         settings(**changed)
-
-
-def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(StudyError, match=r"pip install '\.\[tune\]'"):
-        tune.tune(settings(), tmp_path)
 
 
 @pytest.mark.parametrize(
