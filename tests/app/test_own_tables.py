@@ -337,6 +337,33 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message):
     assert name in str(caught.value) and len(str(caught.value)) < 160 + len(str(path))
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"1,2,3",
+        b'1,50,male,cook,yes,"open,no',
+        b'1,50,male,cook,yes,"open"quote,no',
+        b"1,50,male,cook,yes,M\xfcller,no",
+        b"1,50,male,cook,yes,a comma, too,no",
+        b"1,50,male,cook,yes,pain,no,,x",
+        b'1,50,male,cook,yes,"a",b"\x80",no',
+    ],
+)
+def test_a_row_without_a_form_counts_as_one_without_values(tmp_path, row):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    whole = encode_table(path, schema)
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([header, *lines[:9], row + b"\n", *lines[9:]]))
+    records = encode_table(path, schema)
+    others = [place for place in range(201) if place != 9]
+    assert len(records) == 201 and records.labels[9] == UNKNOWN
+    assert records.inputs[9].count_nonzero() == len(schema.features)  # indicators alone
+    assert torch.equal(records.inputs[others], whole.inputs)
+    assert torch.equal(records.labels[others], whole.labels)
+    assert records.figures["unreadable", "rows"] == 1 / 201
+
+
 def test_a_target_outside_of_the_header_is_named(tmp_path):
     path, schema_path = write_patients(tmp_path)
     with pytest.raises(DatasetError, match="no column 'income'"):

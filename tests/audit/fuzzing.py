@@ -40,30 +40,9 @@ OWN = (
 LIMIT_S = 60
 
 NUMBERS = [
-    "0",
-    "-0",
-    "1",
-    "-1",
-    "2",
-    "255",
-    "256",
-    "65535",
-    "2147483648",
-    "4294967295",
-    "9223372036854775807",
-    "-9223372036854775809",
-    "1e308",
-    "1e-308",
-    "1e999",
-    "-1e999",
-    "0.1",
-    "1.5",
-    "NaN",
-    "Infinity",
-    "nan",
-    "inf",
-    "1_0",
-    "0x10",
+    *"0 -0 1 -1 2 255 256 65535 2147483648 4294967295".split(),
+    *"9223372036854775807 -9223372036854775809 1e308 1e-308 1e999 -1e999".split(),
+    *"0.1 1.5 NaN Infinity nan inf 1_0 0x10".split(),
     "9" * 400,
     "9" * 5000,
 ]
@@ -142,6 +121,9 @@ class Mutator:
         for _ in range(self.rng.choice((1, 1, 1, 2, 3, 8))):
             data = self.rng.choice(_CHANGES)(self, data)
         return data
+
+    def draw(self, count):
+        return (self.bytes() for _ in range(count))
 
     def span(self, data):
         start = self.rng.randrange(len(data) + 1)
@@ -315,6 +297,12 @@ class Tally:
                 self.note(f"names no file: {type(error).__name__}: {text[:60]}", given)
             else:
                 self.refused += 1
+
+    def read(self, path, contents, act):
+        """Let the product read a file with each of these contents, which a refusal names."""
+        for content in contents:
+            path.write_bytes(content)
+            self.attempt(act, content, path.name)
 
     def note(self, what, given):
         shown = (

@@ -102,8 +102,7 @@ def test_damaged_config_files(tmp_path, evidence):
         written = flatten(read_toml(path), str(path))
         train.run(run_config({"recipe": "digits", **written, "out": "", "data_dir": ""}))
 
-    for _ in range(size(300, 25_000)):
-        content = mutator.bytes()
+    for content in mutator.draw(size(300, 25_000)):
         path.write_bytes(content)
         tally.attempt(use, content)
     tally.check(evidence, "config files, bytes", 300)
@@ -112,10 +111,8 @@ def test_damaged_config_files(tmp_path, evidence):
 def test_config_files_are_named(tmp_path, evidence):
     """What cannot be read as settings names the file."""
     mutator, tally, path = Mutator([*_files(), PICKLE], 2), Tally(), tmp_path / "mine.toml"
-    for _ in range(size(100, 5_000)):
-        content = mutator.bytes()
-        path.write_bytes(content)
-        tally.attempt(lambda: flatten(read_toml(path), str(path)), content, "mine.toml")
+    contents = mutator.draw(size(100, 5_000))
+    tally.read(path, contents, lambda: flatten(read_toml(path), str(path)))
     tally.check(evidence, "config files, names", 100)
 
 
@@ -131,8 +128,7 @@ def test_damaged_configs_of_run_folders(tmp_path, evidence):
         RunFolder.open(folder)
         train.resume(folder)
 
-    for _ in range(size(100, 5_000)):
-        content = mutator.bytes()
+    for content in mutator.draw(size(100, 5_000)):
         seed(content)
         tally.attempt(use, content)
     tally.check(evidence, "run folders, config", 100)
@@ -199,101 +195,39 @@ def test_invented_settings(evidence):
 # -- the command line ------------------------------------------------------------------------------
 
 WORDS = [
+    *"0 1 -1 2 0.5 1e-5 nan inf -inf 1e400 1_000 0x10 \u0661 None true x adam poisson".split(),
+    *"fixed digits dp-kfc ../x ~ ~nobody/x %s {} [bold] [/bold] [red \U0001f98a \udcff".split(),
+    *"--lr - -- = module:factory : os:getcwd a..b:c tests.audit.sizes:FULL".split(),
+    *"3,8,8 0,0 1x8x8 -1,2".split(),
     "",
-    "0",
-    "1",
-    "-1",
-    "2",
-    "0.5",
-    "1e-5",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "9" * 400,
-    "9" * 5000,
-    "1_000",
-    "0x10",
     " 1",
-    "\u0661",
-    "None",
-    "true",
-    "x",
-    "adam",
-    "poisson",
-    "fixed",
-    "digits",
-    "dp-kfc",
-    "../x",
-    "~",
-    "~nobody/x",
-    "x" * 5000,
     "\n",
     "a\nb",
-    "%s",
-    "{}",
-    "[bold]",
-    "[/bold]",
-    "[red",
-    "\U0001f98a",
-    "\udcff",
-    "--lr",
-    "-",
-    "--",
-    "=",
-    "module:factory",
-    ":",
-    "os:getcwd",
-    "a..b:c",
-    "tests.audit.sizes:FULL",
-    "3,8,8",
-    "0,0",
-    "1x8x8",
-    "-1,2",
+    "9" * 400,
+    "9" * 5000,
+    "x" * 5000,
 ]
 COMMANDS = {
     ("train",): [
         *(f"--{name.replace('_', '-')}" for name in FIELDS),
-        "--config",
-        "--resume",
-        "--quiet",
-        "--no-nesterov",
+        *"--config --resume --quiet --no-nesterov".split(),
     ],
-    ("calibrate",): [
-        "--epsilon",
-        "--dataset-size",
-        "--batch-size",
-        "--epochs",
-        "--steps",
-        "--delta",
-        "--sampler",
-    ],
-    ("epsilon",): [
-        "--noise-multiplier",
-        "-n",
-        "-b",
-        "--sample-rate",
-        "--epochs",
-        "--steps",
-        "--delta",
-        "--sampler",
-    ],
+    ("calibrate",): (
+        "--epsilon --dataset-size --batch-size --epochs --steps --delta --sampler".split()
+    ),
+    ("epsilon",): (
+        "--noise-multiplier -n -b --sample-rate --epochs --steps --delta --sampler".split()
+    ),
     ("ledger", "verify"): ["--delta"],
     ("methods",): ["--help"],
-    ("doctor",): [
-        "--input-shape",
-        "--seed",
-        "--layer-rules",
-        "--source",
-        "--device",
-        "--damping",
-        "--max-rank",
-    ],
+    ("doctor",): (
+        "--input-shape --seed --layer-rules --source --device --damping --max-rank".split()
+    ),
 }
 GOOD = {
-    ("train",): ["--recipe", "digits"],
-    ("calibrate",): ["--epsilon", "3", "-n", "1000", "-b", "100", "--epochs", "2"],
-    ("epsilon",): ["-s", "1.0", "-n", "1000", "-b", "100", "--steps", "20"],
+    ("train",): "--recipe digits".split(),
+    ("calibrate",): "--epsilon 3 -n 1000 -b 100 --epochs 2".split(),
+    ("epsilon",): "-s 1.0 -n 1000 -b 100 --steps 20".split(),
     ("ledger", "verify"): ["ledger.jsonl"],
     ("methods",): [],
     ("doctor",): ["nothing"],

@@ -43,10 +43,9 @@ def test_damaged_idx_files(tmp_path, packed, evidence):
     seeds = [idx_bytes(_images()), idx_bytes(np.arange(5)), idx_bytes(_images(0)), PICKLE]
     inner, outer = Mutator(seeds, 1), Mutator([wrap(seed) for seed in seeds], 2)
     tally, path = Tally(), tmp_path / f"images{'.gz' if packed else ''}"
-    for turn in range(size(200, 12_000)):
-        content = wrap(inner.bytes()) if turn % 2 else outer.bytes()
-        path.write_bytes(content)
-        tally.attempt(lambda: read_idx(path, 3), content, path.name)
+    turns = range(size(200, 12_000))
+    contents = (wrap(inner.bytes()) if turn % 2 else outer.bytes() for turn in turns)
+    tally.read(path, contents, lambda: read_idx(path, 3))
     tally.check(evidence, f"IDX files{', gzip' if packed else ''}", 200)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+from contextlib import suppress
 
 import dp_accounting
 import pyarrow as pa
@@ -89,10 +90,7 @@ def chained(lines):
 def test_damaged_ledgers(tmp_path, evidence):
     seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE), PICKLE]
     mutator, tally, path = Mutator(seeds, 1), Tally(), tmp_path / "ledger.jsonl"
-    for _ in range(size(400, 25_000)):
-        content = mutator.bytes()
-        path.write_bytes(content)
-        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+    tally.read(path, mutator.draw(size(400, 25_000)), lambda: _use(path))
     tally.check(evidence, "ledgers, bytes", 400)
 
 
@@ -108,12 +106,8 @@ def test_forged_ledgers(tmp_path, evidence):
         for _ in range(mutator.rng.choice((1, 1, 2))):
             number = mutator.rng.randrange(len(lines))
             lines[number] = mutator.json(lines[number])
-        try:
-            content = chained(lines)
-        except (RecursionError, ValueError):
-            continue
-        path.write_bytes(content)
-        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+        with suppress(RecursionError, ValueError):
+            tally.read(path, [chained(lines)], lambda: _use(path))
     tally.check(evidence, "ledgers, forged", 380)
 
 
@@ -146,10 +140,7 @@ def test_damaged_metrics(tmp_path, evidence):
         metrics.write(tmp_path / "m.parquet")
         seeds.append((tmp_path / "m.parquet").read_bytes())
     mutator, tally, path = Mutator([*seeds, PICKLE], 4), Tally(), tmp_path / "m.parquet"
-    for _ in range(size(200, 10_000)):
-        content = mutator.bytes()
-        path.write_bytes(content)
-        tally.attempt(lambda: Metrics.read(path), content, "m.parquet")
+    tally.read(path, mutator.draw(size(200, 10_000)), lambda: Metrics.read(path))
     tally.check(evidence, "metrics, bytes", 200)
 
 
@@ -245,8 +236,7 @@ def test_invented_lines(tmp_path, evidence):
     @settings(max_examples=size(40, 1_500), derandomize=True, deadline=None, database=None)
     @given(st.lists(st.one_of(RECORD, JSON), min_size=1, max_size=4))
     def look(lines):
-        path.write_bytes(content := chained(lines))
-        tally.attempt(lambda: _use(path), content, "ledger.jsonl")
+        tally.read(path, [chained(lines)], lambda: _use(path))
 
     look()
     tally.check(evidence, "ledgers, invented", 20)

@@ -1,5 +1,7 @@
 """TRL's trainers under a plan: their examples, the gradients of these, and what is refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -93,20 +95,16 @@ QUIET |= {"save_strategy": "no"}
 KEYWORDS = {"plan", "train_dataset", "eval_dataset", "units", "peft_config", "per_example_loss"}
 
 
-def sft(folder, model=None, **settings):
+def trainer_of(kind, config, rows, folder, model=None, **settings):
     own = {name: settings.pop(name) for name in KEYWORDS & set(settings)}
-    chosen = {"plan": plan_of(), "train_dataset": prompts(), "peft_config": adapter(), **own}
-    args = SFTConfig(str(folder), **{"max_length": LONGEST, **QUIET, **settings})
+    chosen = {"plan": plan_of(), "train_dataset": rows(), "peft_config": adapter(), **own}
+    args = config(str(folder), **{"max_length": LONGEST, **QUIET, **settings})
     model = model_of() if model is None else model
-    return PrivateSFTTrainer(model, args, processing_class=tokenizer(), **chosen)
+    return kind(model, args, processing_class=tokenizer(), **chosen)
 
 
-def dpo(folder, model=None, **settings):
-    own = {name: settings.pop(name) for name in KEYWORDS & set(settings)}
-    chosen = {"plan": plan_of(), "train_dataset": pairs(), "peft_config": adapter(), **own}
-    args = DPOConfig(str(folder), **{"max_length": LONGEST, **QUIET, **settings})
-    model = model_of() if model is None else model
-    return PrivateDPOTrainer(model, args, processing_class=tokenizer(), **chosen)
+sft = partial(trainer_of, PrivateSFTTrainer, SFTConfig, prompts)
+dpo = partial(trainer_of, PrivateDPOTrainer, DPOConfig, pairs)
 
 
 # -- gradients, against a loop over single examples ------------------------------------------------
@@ -222,7 +220,7 @@ def test_the_loss_of_a_text_is_that_of_trl_for_the_text_alone(tmp_path):
 # -- runs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [sft, dpo])
+@pytest.mark.parametrize("make", [sft, dpo], ids=["sft", "dpo"])
 def test_a_run_logs_no_private_number(make, tmp_path):
     rows = (prompts if make is sft else pairs)()
     held_out = rows.select([0, 1]).map(lambda row: {"prompt": "m " + row["prompt"]})
