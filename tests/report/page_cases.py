@@ -29,11 +29,13 @@ def run_folder(
     recipe="digits",
     test_mode=False,
     words="",
+    **settings,
 ):
     """A finished run; `words` stand in every text of it."""
     made = plan(sigma, test_mode=test_mode)
     path.mkdir(parents=True)
-    settings = {"recipe": recipe, "method": method, "seed": seed, "data_dir": "/where/the/data/lie"}
+    settings |= {"recipe": recipe, "method": method, "seed": seed}
+    settings |= {"data_dir": "/where/the/data/lie"}
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     (path / "config.toml").write_text(
         f"[run]\n{lines}[optimizer]\nlr = 0.25\n{f'note = {json.dumps(words)}' if words else ''}\n"
@@ -59,6 +61,15 @@ def run_folder(
         metrics.add(Row(step=step, epsilon=made.epsilon(step), accuracy=judged, seconds=0.5))
     metrics.write(path / "metrics.parquet")
     return path
+
+
+def change_card(path, **parts):
+    """Put values into the card of a run folder, as an editor does."""
+    file = path / "privacy_card.json"
+    card = json.loads(file.read_text())
+    for name, values in parts.items():
+        card[name] = {**card[name], **values} if isinstance(values, dict) else values
+    file.write_text(json.dumps(card))
 
 
 def summary(

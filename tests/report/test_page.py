@@ -1,6 +1,5 @@
 """The page as text: complete, self-contained, and nothing that a run folder says becomes markup."""
 
-import json
 import re
 from html.parser import HTMLParser
 
@@ -9,7 +8,8 @@ import pytest
 from dpkfc.app.html.contents import Contents, read_all
 from dpkfc.app.html.page import build, render_card, write_page
 from dpkfc.app.run_folder import RunFolderError
-from tests.report.page_cases import HOSTILE, run_folder, summary, tuning
+from tests.command_line import call
+from tests.report.page_cases import HOSTILE, change_card, run_folder, summary, tuning
 
 EMPTY = {"meta", "link", "img", "br", "input", "hr"}
 
@@ -45,6 +45,10 @@ def checked(page):
     return parser
 
 
+def text_of(page):
+    return " ".join(" ".join(checked(page).texts).split())
+
+
 def render_page(tmp_path, words="", method="dp-kfc"):
     run_folder(tmp_path / "a", method, words=words, recipe=words or "digits")
     run_folder(tmp_path / "b", "dp-sgd", sigma=2.0)
@@ -63,8 +67,8 @@ def render_page(tmp_path, words="", method="dp-kfc"):
 
 
 def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
-    page = checked(render_page(tmp_path))
-    text = " ".join(" ".join(page.texts).split())
+    page = checked(written := render_page(tmp_path))
+    text = text_of(written)
     for words in (
         "Accuracy against ε",
         "Learning curves",
@@ -86,15 +90,8 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
 
 
 def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path):
-    small = run_folder(tmp_path / "small")
-    (small / "config.toml").write_text(
-        (small / "config.toml").read_text().replace("[optimizer]", "smoke = true\n[optimizer]")
-    )
-    text = " ".join(
-        " ".join(
-            checked(build(read_all([small, run_folder(tmp_path / "b")]), "Report")).texts
-        ).split()
-    )
+    folders = [run_folder(tmp_path / "small", smoke=True), run_folder(tmp_path / "b")]
+    text = text_of(build(read_all(folders), "Report"))
     assert "1 of 2 runs are smoke runs" in text and text.count("digits smoke run") == 1
 
 
@@ -128,15 +125,16 @@ def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path):
 
 def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_path):
     path = run_folder(tmp_path / "a")
-    card = json.loads((path / "privacy_card.json").read_text())
-    card["title"] = "federated DP-KFC on the digits"
-    card["guarantee"] |= {
-        "against": "all but the server",
-        "epsilon_for_others": {"the server": 10.68001},
-    }
-    (path / "privacy_card.json").write_text(json.dumps(card))
+    change_card(
+        path,
+        title="federated DP-KFC on the digits",
+        guarantee={
+            "against": "all but the server",
+            "epsilon_for_others": {"the server": 10.68001},
+        },
+    )
     (path / "config.toml").unlink()
-    text = " ".join(checked(build(read_all([path]), "Report")).texts)
+    text = text_of(build(read_all([path]), "Report"))
     assert (
         text.count("all but the server") >= 3 and "ε for the server" in text and "10.6801" in text
     )
@@ -187,19 +185,11 @@ def test_a_page_is_written_over_an_earlier_page_and_no_other_file(tmp_path):
     assert (tmp_path / "mine.html").read_text() == "mine"
 
 
-def _called(*words):
-    from dpkfc.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return int(ended.value.code or 0)
-
-
-def test_the_command_names_what_it_leaves_out(tmp_path, capsys):
+def test_the_command_names_what_it_leaves_out(tmp_path):
     run_folder(tmp_path / "a")
-    assert _called("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html") == 0
-    printed = capsys.readouterr()
-    assert "(1 run, 0 tuning reports)" in printed.out
-    assert "none: there is no such file or folder" in " ".join(printed.err.split())
-    assert _called("report", tmp_path / "none", "--out", tmp_path / "r2.html") == 2
-    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r2.html").exists()
+    done = call("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html")
+    assert done.exit_code == 0 and "(1 run, 0 tuning reports)" in done.stdout
+    assert "none: there is no such file or folder" in " ".join(done.stderr.split())
+    done = call("report", tmp_path / "none", "--out", tmp_path / "r2.html")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "r2.html").exists()

@@ -2,7 +2,6 @@
 read.
 """
 
-import json
 import shutil
 
 import pytest
@@ -15,7 +14,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import tomllib
 from dpkfc.report.text import number, plain
-from tests.report.page_cases import plan, run_folder, summary, tuning
+from tests.report.page_cases import change_card, plan, run_folder, summary, tuning
 
 
 def test_a_run_folder_is_read_as_it_was_written(tmp_path):
@@ -40,10 +39,8 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path):
 
 def test_releases_beside_the_steps_are_no_steps(tmp_path):
     path = run_folder(tmp_path / "a")
-    card = json.loads((path / "privacy_card.json").read_text())
-    card["guarantee"]["releases"] += 2
-    card["mechanism"]["extra_releases"] = [{"purpose": "moments", "releases": 2}]
-    (path / "privacy_card.json").write_text(json.dumps(card))
+    extra = [{"purpose": "moments", "releases": 2}]
+    change_card(path, guarantee={"releases": 6}, mechanism={"extra_releases": extra})
     assert read_all([path]).runs[0].steps == 4
 
 
@@ -54,50 +51,42 @@ def test_a_run_in_test_mode_is_marked(tmp_path):
 
 def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path):
     path = run_folder(tmp_path / "a")
-    card = json.loads((path / "privacy_card.json").read_text())
-    card["guarantee"]["certified"] = "true"
-    (path / "privacy_card.json").write_text(json.dumps(card))
+    change_card(path, guarantee={"certified": "true"})
     assert read_all([path]).runs[0].warnings == ["UNCERTIFIED"]
 
 
-def _damage(path, how):
-    card = path / "privacy_card.json"
-    if how == "half-written":
-        card.unlink()
-    elif how == "torn card":
-        card.write_text(card.read_text()[:100])
-    elif how == "other format":
-        card.write_text(json.dumps({**json.loads(card.read_text()), "format": 7}))
-    elif how == "no epsilon":
-        content = json.loads(card.read_text())
-        content["guarantee"]["epsilon"] = "<b>1</b>"
-        card.write_text(json.dumps(content))
-    elif how == "torn settings":
-        (path / "config.toml").write_text("[run\n")
-    elif how == "torn metrics":
-        (path / "metrics.parquet").write_bytes(b"PAR1")
-    elif how == "deep":
-        card.write_text("[" * 200_000)
-    elif how == "gone":
-        shutil.rmtree(path)
+def write_card(content):
+    return lambda path: (path / "privacy_card.json").write_text(content)
 
 
-@pytest.mark.parametrize(
-    "how, message",
-    [
-        ("half-written", "has not ended; go on with dpkfc train --resume"),
-        ("torn card", "is damaged"),
-        ("other format", "is of format 7, this dpkfc reads 1"),
-        ("no epsilon", "states no ε"),
-        ("torn settings", "is damaged"),
-        ("torn metrics", "metrics.parquet is damaged"),
-        ("deep", "is damaged"),
-        ("gone", "there is no such file"),
-    ],
-)
-def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path, how, message):
+DAMAGE = {
+    "half-written": (
+        lambda path: (path / "privacy_card.json").unlink(),
+        "has not ended; go on with dpkfc train --resume",
+    ),
+    "torn card": (write_card('{"format": 1, "gu'), "is damaged"),
+    "other format": (
+        lambda path: change_card(path, format=7),
+        "is of format 7, this dpkfc reads 1",
+    ),
+    "no epsilon": (
+        lambda path: change_card(path, guarantee={"epsilon": "<b>1</b>"}),
+        "states no ε",
+    ),
+    "torn settings": (lambda path: (path / "config.toml").write_text("[run\n"), "is damaged"),
+    "torn metrics": (
+        lambda path: (path / "metrics.parquet").write_bytes(b"PAR1"),
+        "metrics.parquet is damaged",
+    ),
+    "deep": (write_card("[" * 200_000), "is damaged"),
+    "gone": (shutil.rmtree, "there is no such file"),
+}
+
+
+@pytest.mark.parametrize("damage, message", DAMAGE.values(), ids=DAMAGE)
+def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path, damage, message):
     run_folder(tmp_path / "good")
-    _damage(run_folder(tmp_path / "bad"), how)
+    damage(run_folder(tmp_path / "bad"))
     found = read_all([tmp_path / "good", tmp_path / "bad"])
     assert [run.source for run in found.runs] == [str(tmp_path / "good")]
     ((path, why),) = found.broken
@@ -157,10 +146,8 @@ def test_a_tuning_study_is_shown_without_the_number_of_trials_where_it_is_secret
 
 
 def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path):
-    small = run_folder(tmp_path / "small")
-    text = (small / "config.toml").read_text()
-    (small / "config.toml").write_text(text.replace("[optimizer]", "smoke = true\n[optimizer]"))
-    groups = group_runs(read_all([small, run_folder(tmp_path / "real")]).runs)
+    small, real = run_folder(tmp_path / "small", smoke=True), run_folder(tmp_path / "real")
+    groups = group_runs(read_all([small, real]).runs)
     tasks = {panel.task for panel in comparable_panels(groups)}
     assert tasks == {"digits", "digits (smoke run)"}
 
