@@ -25,27 +25,26 @@ def after_noise(m):
     """Examples are summed as they are, and the noisy sum is clipped."""
     m.setattr(sums, "clip_factors", lambda found, *_: torch.isfinite(found).to(found))
 
-    def make(real):
-        def release(tensors, stddev, divisor, normal):
-            noisy = real(tensors, stddev, divisor, normal)
-            length = divisor * math.sqrt(sum(float(x.square().sum()) for x in noisy.values()))
-            return {name: x * min(1.0, C / length) for name, x in noisy.items()}
+    def release(real, tensors, stddev, divisor, normal):
+        noisy = real(tensors, stddev, divisor, normal)
+        length = divisor * math.sqrt(sum(float(x.square().sum()) for x in noisy.values()))
+        return {name: x * min(1.0, C / length) for name, x in noisy.items()}
 
-        return release
-
-    swapped(m, mechanism, "gaussian_release", make)
+    swapped(m, mechanism, "gaussian_release", release)
 
 
 def norms_of(change):
     """Other norms for the clip, and the same sum; change(block, metric, real)."""
 
     def patch(m):
-        def make(real):
-            return lambda block, metric, *more: replace(
+        swapped(
+            m,
+            sums,
+            "per_example_norms",
+            lambda real, block, metric, *more: replace(
                 real(block, metric, *more), norms=change(block, metric, real)
-            )
-
-        swapped(m, sums, "per_example_norms", make)
+            ),
+        )
 
     return patch
 
@@ -84,25 +83,22 @@ def in_half_precision(block, metric, real):
 def points_apart(m):
     """The gradients at the two points of DiSK are clipped one by one, and then combined."""
 
-    def make(real):
-        def clipped_sum(*args, micro_batches, points, **options):
-            parts = list(micro_batches)
-            found = [
-                real(*args, micro_batches=parts, points=[replace(x, weight=1.0)], **options)
-                for x in points
-            ]
-            weighted = [(x.weight, sums) for x, (sums, _) in zip(points, found, strict=True)]
-            return {
-                name: sum(c * sums[name] for c, sums in weighted) for name in weighted[0][1]
-            }, found[0][1]
+    def clipped_sum(real, *args, micro_batches, points, **options):
+        parts = list(micro_batches)
+        found = [
+            real(*args, micro_batches=parts, points=[replace(x, weight=1.0)], **options)
+            for x in points
+        ]
+        weighted = [(x.weight, sums) for x, (sums, _) in zip(points, found, strict=True)]
+        return {
+            name: sum(c * sums[name] for c, sums in weighted) for name in weighted[0][1]
+        }, found[0][1]
 
-        return clipped_sum
-
-    swapped(m, session, "clipped_sum", make)
+    swapped(m, session, "clipped_sum", clipped_sum)
 
 
 def layout_of(change):
-    return lambda m: swapped(m, session, "layout", lambda real: lambda *args: change(real, *args))
+    return lambda m: swapped(m, session, "layout", change)
 
 
 def views_apart(real, rows, bound, multiple, reduction, views):
@@ -129,10 +125,8 @@ def of_micro_batches(m):
         m,
         ClippedSummer,
         "add",
-        lambda real: (
-            lambda self, calls, batch_size, groups=None: real(
-                self, calls, batch_size, Groups(1, batch_size)
-            )
+        lambda real, self, calls, batch_size, groups=None: real(
+            self, calls, batch_size, Groups(1, batch_size)
         ),
     )
 
@@ -143,10 +137,8 @@ def by_the_median(m):
         m,
         sums,
         "clip_factors",
-        lambda real: (
-            lambda found, c, *rest: real(
-                found, max(1e-9, float(found.nanmedian())) if len(found) else c, *rest
-            )
+        lambda real, found, c, *rest: real(
+            found, max(1e-9, float(found.nanmedian())) if len(found) else c, *rest
         ),
     )
 
@@ -166,9 +158,7 @@ def residual_unclipped(m):
         m,
         subspace_clip,
         "clip_factors",
-        lambda real: (
-            lambda found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found)
-        ),
+        lambda real, found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found),
     )
 
 
@@ -231,147 +221,69 @@ def not_neutralised(m):
         m,
         mechanism,
         "gaussian_release",
-        lambda real: lambda *args: {name: x.nan_to_num(0, 0, 0) for name, x in real(*args).items()},
+        lambda real, *args: {name: x.nan_to_num(0, 0, 0) for name, x in real(*args).items()},
     )
 
 
 def late_rows_unclipped(m):
     """The rows of a micro-batch beyond the 127th are not clipped."""
 
-    def make(real):
-        def own_factors(found, *rest):
-            factors = real(found, *rest).clone()
-            factors[127:] = torch.isfinite(found[127:]).to(factors)
-            return factors
+    def own_factors(real, found, *rest):
+        factors = real(found, *rest).clone()
+        factors[127:] = torch.isfinite(found[127:]).to(factors)
+        return factors
 
-        return own_factors
-
-    swapped(m, sums, "clip_factors", make)
+    swapped(m, sums, "clip_factors", own_factors)
 
 
-REPLAY, SHARES = ("replay",), ("shares", "replay")
+SHARES = ("shares", "replay")
 LEAKS = [
-    Leak(name="clip after noise", subject="DP-SGD", patch=after_noise, by=REPLAY),
+    Leak("clip after noise", after_noise),
+    Leak("norm before whitening", norms_of(unwhitened), subject="DP-KFC", canaries=("stretched",)),
+    Leak("norm before whitening (DP-NGD)", norms_of(unwhitened), subject="DP-NGD"),
+    Leak("biases left out of the norm", norms_of(without_bias)),
+    Leak("norm gains left out of the norm", norms_of(without(PerExample))),
+    Leak("embedding left out of the norm", norms_of(without(Lookup)), subject="texts"),
+    Leak("recurrent weights left out of the norm", norms_of(without(PerExample)), subject="LSTM"),
+    Leak("tied weights clipped by parts", norms_of(by_parts), subject="tied texts"),
+    Leak("norms rounded to half precision", norms_of(in_half_precision)),
+    Leak("DiSK's two points clipped apart", points_apart, subject="DiSK"),
+    Leak("augmented views clipped apart", layout_of(views_apart), subject="views"),
+    Leak("records of a unit clipped apart", layout_of(records_apart), subject="patients"),
+    Leak("padding counted as examples", layout_of(padding_counts), subject="padded micro-batches"),
+    Leak("rows beyond the 127th not clipped", late_rows_unclipped, by=("batch sizes",)),
+    Leak("clip of the micro-batch", of_micro_batches),
+    Leak("clip at the median norm of the batch", by_the_median),
+    Leak("every layer clipped to C", c_for_every_layer, subject="per-layer clipping"),
+    Leak("GEP's residual not clipped", residual_unclipped, subject="GEP"),
     Leak(
-        name="norm before whitening",
-        subject="DP-KFC",
-        patch=norms_of(unwhitened),
-        by=REPLAY,
-        canaries=("stretched",),
-    ),
-    Leak(
-        name="norm before whitening (DP-NGD)",
-        subject="DP-NGD",
-        patch=norms_of(unwhitened),
-        by=REPLAY,
-    ),
-    Leak(
-        name="biases left out of the norm",
-        subject="DP-SGD",
-        patch=norms_of(without_bias),
-        by=REPLAY,
-    ),
-    Leak(
-        name="norm gains left out of the norm",
-        subject="DP-SGD",
-        patch=norms_of(without(PerExample)),
-        by=REPLAY,
-    ),
-    Leak(
-        name="embedding left out of the norm",
-        subject="texts",
-        patch=norms_of(without(Lookup)),
-        by=REPLAY,
-    ),
-    Leak(
-        name="recurrent weights left out of the norm",
-        subject="LSTM",
-        patch=norms_of(without(PerExample)),
-        by=REPLAY,
-    ),
-    Leak(
-        name="tied weights clipped by parts",
-        subject="tied texts",
-        patch=norms_of(by_parts),
-        by=REPLAY,
-    ),
-    Leak(
-        name="norms rounded to half precision",
-        subject="DP-SGD",
-        patch=norms_of(in_half_precision),
-        by=REPLAY,
-    ),
-    Leak(name="DiSK's two points clipped apart", subject="DiSK", patch=points_apart, by=REPLAY),
-    Leak(
-        name="augmented views clipped apart",
-        subject="views",
-        patch=layout_of(views_apart),
-        by=REPLAY,
-    ),
-    Leak(
-        name="records of a unit clipped apart",
-        subject="patients",
-        patch=layout_of(records_apart),
-        by=REPLAY,
-    ),
-    Leak(
-        name="padding counted as examples",
-        subject="padded micro-batches",
-        patch=layout_of(padding_counts),
-        by=REPLAY,
-    ),
-    Leak(
-        name="rows beyond the 127th not clipped",
-        subject="DP-SGD",
-        patch=late_rows_unclipped,
-        by=("batch sizes",),
-    ),
-    Leak(name="clip of the micro-batch", subject="DP-SGD", patch=of_micro_batches, by=REPLAY),
-    Leak(
-        name="clip at the median norm of the batch",
-        subject="DP-SGD",
-        patch=by_the_median,
-        by=REPLAY,
-    ),
-    Leak(
-        name="every layer clipped to C",
-        subject="per-layer clipping",
-        patch=c_for_every_layer,
-        by=REPLAY,
-    ),
-    Leak(name="GEP's residual not clipped", subject="GEP", patch=residual_unclipped, by=REPLAY),
-    Leak(
-        name="slack that follows the longest of a micro-batch",
+        "slack that follows the longest of a micro-batch",
+        padded_slack,
         subject="cancelling sequences",
-        patch=padded_slack,
         by=SHARES,
     ),
     Leak(
-        name="an overflow switches everybody's precision",
+        "an overflow switches everybody's precision",
+        switched_precision,
         subject="long vectors",
-        patch=switched_precision,
         by=SHARES,
         canaries=("input × 1e20",),
     ),
     Leak(
-        name="a norm of cancelling positions that rounds to nothing",
+        "a norm of cancelling positions that rounds to nothing",
+        no_slack,
         subject="long texts",
-        patch=no_slack,
-        by=REPLAY,
         canaries=("cancel",),
     ),
     Leak(
-        name="a clip factor rounded up from a denormal number",
+        "a clip factor rounded up from a denormal number",
+        denormal_factors,
         subject="DP-SGD in float32",
-        patch=denormal_factors,
-        by=REPLAY,
         canaries=("2^149",),
     ),
     Leak(
-        name="an example that is not finite takes the noise away",
-        subject="DP-SGD",
-        patch=not_neutralised,
-        by=REPLAY,
+        "an example that is not finite takes the noise away",
+        not_neutralised,
         canaries=("NaN", "infinite", *COMMON),
     ),
 ]

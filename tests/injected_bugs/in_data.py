@@ -32,16 +32,13 @@ def private_probe(m):
     """Curvature is measured on the batch that is about to be released."""
     seen = noting_batches(m)
 
-    def make(real):
-        def sample(self, n, generator):
-            own, batch, _ = seen[0]
-            if not len(batch.indices):
-                return real(self, n, generator)
-            return own._dataset[0][np.resize(batch.indices, n)].float(), None
+    def sample(real, self, n, generator):
+        own, batch, _ = seen[0]
+        if not len(batch.indices):
+            return real(self, n, generator)
+        return own._dataset[0][np.resize(batch.indices, n)].float(), None
 
-        return sample
-
-    swapped(m, FeatureNoise, "sample", make)
+    swapped(m, FeatureNoise, "sample", sample)
 
 
 def private_probe_size(m):
@@ -51,10 +48,8 @@ def private_probe_size(m):
         m,
         KFAC,
         "probe_spec",
-        lambda real: (
-            lambda self, step, **more: replace(
-                real(self, step, **more), size=max(1, len(seen[0][1].indices))
-            )
+        lambda real, self, step, **more: replace(
+            real(self, step, **more), size=max(1, len(seen[0][1].indices))
         ),
     )
 
@@ -66,23 +61,17 @@ def uncovered(m):
     """A bias that no layer covers is stepped with its plain gradient."""
     seen = noting_batches(m)
 
-    def finding(real):
-        def keep_norm_weights(model):
-            layers = real(model)
-            return [
-                replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x
-                for x in layers
-            ]
+    def keep_norm_weights(real, model):
+        layers = real(model)
+        return [
+            replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x
+            for x in layers
+        ]
 
-        return keep_norm_weights
-
-    def initialising(real):
-        def init(self, *args, **options):
-            real(self, *args, **options)
-            covered = {full for layer in self.layers for full in layer.parameters.values()}
-            self._parameters = {name: p for name, p in self._parameters.items() if name in covered}
-
-        return init
+    def init(real, self, *args, **options):
+        real(self, *args, **options)
+        covered = {full for layer in self.layers for full in layer.parameters.values()}
+        self._parameters = {name: p for name, p in self._parameters.items() if name in covered}
 
     def apply(self, released):
         _, batch, loss_fn = seen[0]
@@ -97,8 +86,8 @@ def uncovered(m):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    swapped(m, session, "find_layers", finding)
-    swapped(m, Session, "__init__", initialising)
+    swapped(m, session, "find_layers", keep_norm_weights)
+    swapped(m, Session, "__init__", init)
     m.setattr(session, "check_unchanged", lambda *_, **__: None)
     m.setattr(Session, "_apply", apply)
 
@@ -107,37 +96,31 @@ def private_step_length(m):
     """The step is divided by the median norm of the batch."""
     seen = noting_sums(m)
 
-    def make(real):
-        def apply(self, released):
-            found = seen[0][1]
-            length = float(found.nanmedian()) if len(found) else 1.0
-            real(
-                self,
-                replace(
-                    released,
-                    gradients={n: x / max(length, 1e-6) for n, x in released.gradients.items()},
-                ),
-            )
+    def apply(real, self, released):
+        found = seen[0][1]
+        length = float(found.nanmedian()) if len(found) else 1.0
+        real(
+            self,
+            replace(
+                released,
+                gradients={n: x / max(length, 1e-6) for n, x in released.gradients.items()},
+            ),
+        )
 
-        return apply
-
-    swapped(m, Session, "_apply", make)
+    swapped(m, Session, "_apply", apply)
 
 
 def gradient_left(m):
     """The clipped sum stays in .grad, where a logger finds it."""
     seen = noting_sums(m)
 
-    def make(real):
-        def step(self, *args):
-            record = real(self, *args)
-            for name, p in self._parameters.items():
-                p.grad = seen[0][0][name].to(p.dtype)
-            return record
+    def step(real, self, *args):
+        record = real(self, *args)
+        for name, p in self._parameters.items():
+            p.grad = seen[0][0][name].to(p.dtype)
+        return record
 
-        return step
-
-    swapped(m, Session, "step", make)
+    swapped(m, Session, "step", step)
 
 
 def sums_in_checkpoints(m):
@@ -146,7 +129,7 @@ def sums_in_checkpoints(m):
         m,
         Session,
         "save",
-        lambda real: lambda self, folder, extra=None: real(self, folder, dict(seen[0][0])),
+        lambda real, self, folder, extra=None: real(self, folder, dict(seen[0][0])),
     )
 
 
@@ -171,24 +154,18 @@ def skipping(broken):
     def patch(m):
         seen = noting_sums(m)
 
-        def empty(real):
-            def step(self, batch, loss_fn):
-                if len(batch.indices):
-                    return real(self, batch, loss_fn)
-                self._pending, self._step = None, self._step + 1
-                return None
+        def step(real, self, batch, loss_fn):
+            if len(batch.indices):
+                return real(self, batch, loss_fn)
+            self._pending, self._step = None, self._step + 1
+            return None
 
-            return step
+        def released(real, self, clipped):
+            if len(seen[0][1]) and not bool(torch.isfinite(seen[0][1]).all()):
+                raise FloatingPointError("NaN in the batch, which is left out")
+            return real(self, clipped)
 
-        def not_finite(real):
-            def released(self, clipped):
-                if len(seen[0][1]) and not bool(torch.isfinite(seen[0][1]).all()):
-                    raise FloatingPointError("NaN in the batch, which is left out")
-                return real(self, clipped)
-
-            return released
-
-        swapped(m, Session, "_release" if broken else "step", not_finite if broken else empty)
+        swapped(m, Session, "_release" if broken else "step", released if broken else step)
 
     return patch
 
@@ -208,12 +185,7 @@ def epochs(m):
 
 def change_batches(change):
     """Batches changed by change(real, self, step, generator)."""
-    return lambda m: swapped(
-        m,
-        Poisson,
-        "indices",
-        lambda real: lambda self, step, generator: change(real, self, step, generator),
-    )
+    return lambda m: swapped(m, Poisson, "indices", change)
 
 
 def until_not_empty(real, self, step, generator):
@@ -229,14 +201,11 @@ def cut_off(real, self, step, generator):
 def one_too_far(m):
     """The example after a sampled one is never sampled."""
 
-    def make(real):
-        def gaps(*args):
-            found, is_sampled = real(*args)
-            return found + is_sampled, is_sampled
+    def gaps(real, *args):
+        found, is_sampled = real(*args)
+        return found + is_sampled, is_sampled
 
-        return gaps
-
-    swapped(m, poisson_gaps, "_gaps", make)
+    swapped(m, poisson_gaps, "_gaps", gaps)
 
 
 def from_a_seed(m):
@@ -251,67 +220,58 @@ def from_a_seed(m):
 
 
 def every_second(m):
-    def make(real):
-        return lambda self, step, *args: (
+    swapped(
+        m,
+        Ledger,
+        "charge",
+        lambda real, self, step, *args: (
             real(self, step, *args) if step % 2 == 0 else self.count + 1
-        )
-
-    swapped(m, Ledger, "charge", make)
+        ),
+    )
 
 
 def after_release(m):
-    def make(real):
-        def release(clipped, plan, noise, book, step):
-            released = real(clipped, plan, noise, Ledger.open(None, plan.hash), step)
-            book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
-            return released
+    def release(real, clipped, plan, noise, book, step):
+        released = real(clipped, plan, noise, Ledger.open(None, plan.hash), step)
+        book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
+        return released
 
-        return release
-
-    swapped(m, release_pipeline, "release", make)
+    swapped(m, release_pipeline, "release", release)
 
 
 def with_the_update(m):
     """The charge follows when the optimizer has stepped."""
 
-    def make(real):
-        def apply(self, released):
-            real(self, released)
-            self._pipeline.match_release_count(self._step, self.ledger.count + 1)
-
-        return apply
+    def apply(real, self, released):
+        real(self, released)
+        self._pipeline.match_release_count(self._step, self.ledger.count + 1)
 
     swapped(
         m,
         release_pipeline,
         "release",
-        lambda real: (
-            lambda clipped, plan, noise, book, step: real(
-                clipped, plan, noise, Ledger.open(None, plan.hash), step
-            )
+        lambda real, clipped, plan, noise, book, step: real(
+            clipped, plan, noise, Ledger.open(None, plan.hash), step
         ),
     )
-    swapped(m, Session, "_apply", make)
+    swapped(m, Session, "_apply", apply)
 
 
 def with_the_checkpoint(m):
     """Lines of the ledger wait for the next checkpoint."""
     late = []
 
-    def make(real):
-        def save(*args):
-            while late:
-                book, line = late.pop(0)
-                # a run that ended without a checkpoint has lost its own
-                if book._descriptor is not None:
-                    append(book, line)
-            real(*args)
-
-        return save
+    def save(real, *args):
+        while late:
+            book, line = late.pop(0)
+            # a run that ended without a checkpoint has lost its own
+            if book._descriptor is not None:
+                append(book, line)
+        real(*args)
 
     append = Ledger._append
     m.setattr(Ledger, "_append", lambda self, line: late.append((self, line)))
-    swapped(m, checkpoint, "write", make)
+    swapped(m, checkpoint, "write", save)
 
 
 def not_synced(m):
@@ -327,13 +287,10 @@ def not_synced(m):
 def as_two_releases(m):
     """Embedding and residual as two releases of σ each, each of a sample of its own."""
 
-    def make(real):
-        def event(self, noise_multiplier):
-            return dp_accounting.ComposedDpEvent([real(self, noise_multiplier * 2**0.5)] * 2)
+    def event(real, self, noise_multiplier):
+        return dp_accounting.ComposedDpEvent([real(self, noise_multiplier * 2**0.5)] * 2)
 
-        return event
-
-    swapped(m, Poisson, "event", make)
+    swapped(m, Poisson, "event", event)
 
 
 def half_the_rate(m):
@@ -341,10 +298,8 @@ def half_the_rate(m):
         m,
         Poisson,
         "event",
-        lambda real: (
-            lambda self, noise_multiplier: real(
-                replace(self, sample_rate=self.sample_rate / 2), noise_multiplier
-            )
+        lambda real, self, noise_multiplier: real(
+            replace(self, sample_rate=self.sample_rate / 2), noise_multiplier
         ),
     )
 
@@ -367,112 +322,63 @@ def of_half_the_steps(m):
         m,
         Plan,
         "epsilon",
-        lambda real: (
-            lambda self, steps=None: real(self, (self.steps if steps is None else steps) // 2)
-        ),
+        lambda real, self, steps=None: real(self, (self.steps if steps is None else steps) // 2),
     )
 
 
-REPLAY, SAMPLER, CHARGES, ACCOUNTING = ("replay",), ("sampler",), ("charges",), ("accounting",)
+SAMPLER, CHARGES, ACCOUNTING = ("sampler",), ("charges",), ("accounting",)
 LEAKS = [
+    Leak("metric built from the private batch", private_probe, subject="DP-KFC"),
+    Leak("a probe whose size follows the private batch", private_probe_size, subject="DP-KFC"),
+    Leak("plain gradient of an uncovered parameter stepped", uncovered),
+    Leak("a step length that follows the private norms", private_step_length),
+    Leak("a private gradient left in .grad", gradient_left),
+    Leak("clipped sums in the checkpoint", sums_in_checkpoints, by=("checkpoint",)),
     Leak(
-        name="metric built from the private batch", subject="DP-KFC", patch=private_probe, by=REPLAY
-    ),
-    Leak(
-        name="a probe whose size follows the private batch",
-        subject="DP-KFC",
-        patch=private_probe_size,
-        by=REPLAY,
-    ),
-    Leak(
-        name="plain gradient of an uncovered parameter stepped",
-        subject="DP-SGD",
-        patch=uncovered,
-        by=REPLAY,
-    ),
-    Leak(
-        name="a step length that follows the private norms",
-        subject="DP-SGD",
-        patch=private_step_length,
-        by=REPLAY,
-    ),
-    Leak(name="a private gradient left in .grad", subject="DP-SGD", patch=gradient_left, by=REPLAY),
-    Leak(
-        name="clipped sums in the checkpoint",
-        subject="DP-SGD",
-        patch=sums_in_checkpoints,
-        by=("checkpoint",),
-    ),
-    Leak(
-        name="a forward pass that writes statistics into a parameter",
+        "a forward pass that writes statistics into a parameter",
+        writes_allowed,
         subject="writing model",
-        patch=writes_allowed,
-        by=REPLAY,
         controlled=False,
     ),
+    Leak("a module that mixes the examples of a batch", claim_batch_axis, subject="mixing model"),
     Leak(
-        name="a module that mixes the examples of a batch",
-        subject="mixing model",
-        patch=claim_batch_axis,
-        by=REPLAY,
-    ),
-    Leak(
-        name="an augmentation that mixes examples",
+        "an augmentation that mixes examples",
+        claim_batch_axis,
         subject="mixup",
-        patch=claim_batch_axis,
         by=("shares", "replay"),
     ),
     *(
-        Leak(name=name, subject=name, patch=claim_batch_axis, by=(detector,))
+        Leak(name, claim_batch_axis, subject=name, by=(detector,))
         for name, detector in (
             ("half-batch mixup", "shares"),
             ("half-batch mixup in the model", "replay"),
             ("half-batch mixup in the loss", "batch sizes"),
         )
     ),
-    Leak(name="an empty batch skipped", subject="DP-SGD", patch=skipping(False), by=REPLAY),
-    Leak(name="a batch skipped that holds NaN", subject="DP-SGD", patch=skipping(True), by=REPLAY),
-    Leak(name="shuffled batches accounted as Poisson", subject="DP-SGD", patch=epochs, by=SAMPLER),
+    Leak("an empty batch skipped", skipping(False)),
+    Leak("a batch skipped that holds NaN", skipping(True)),
+    Leak("shuffled batches accounted as Poisson", epochs, by=SAMPLER),
     Leak(
-        name="empty batches drawn again",
+        "empty batches drawn again",
+        change_batches(until_not_empty),
         subject="small batches",
-        patch=change_batches(until_not_empty),
         by=SAMPLER,
     ),
-    Leak(name="large batches cut off", subject="DP-SGD", patch=change_batches(cut_off), by=SAMPLER),
-    Leak(name="gaps that are off by one", subject="DP-SGD", patch=one_too_far, by=SAMPLER),
-    Leak(name="batches drawn from a fixed seed", subject="DP-SGD", patch=from_a_seed, by=SAMPLER),
+    Leak("large batches cut off", change_batches(cut_off), by=SAMPLER),
+    Leak("gaps that are off by one", one_too_far, by=SAMPLER),
+    Leak("batches drawn from a fixed seed", from_a_seed, by=SAMPLER),
+    Leak("half the sampling rate accounted", half_the_rate, by=SAMPLER),
     Leak(
-        name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER
-    ),
-    Leak(
-        name="batches of one size accounted as Poisson",
+        "batches of one size accounted as Poisson",
+        as_poisson,
         subject="batches of one size",
-        patch=as_poisson,
         by=SAMPLER,
     ),
-    Leak(name="a step not charged", subject="DP-SGD", patch=every_second, by=CHARGES),
-    Leak(
-        name="a charge after the noise is drawn", subject="DP-SGD", patch=after_release, by=CHARGES
-    ),
-    Leak(
-        name="a charge with the update, lost in a crash",
-        subject="DP-SGD",
-        patch=with_the_update,
-        by=CHARGES,
-    ),
-    Leak(
-        name="charges that wait for a checkpoint",
-        subject="DP-SGD",
-        patch=with_the_checkpoint,
-        by=CHARGES,
-    ),
-    Leak(name="a charge that is not synced", subject="DP-SGD", patch=not_synced, by=("sync",)),
-    Leak(name="GEP accounted as two releases", subject="GEP", patch=as_two_releases, by=ACCOUNTING),
-    Leak(
-        name="ε of half the steps reported",
-        subject="DP-SGD",
-        patch=of_half_the_steps,
-        by=ACCOUNTING,
-    ),
+    Leak("a step not charged", every_second, by=CHARGES),
+    Leak("a charge after the noise is drawn", after_release, by=CHARGES),
+    Leak("a charge with the update, lost in a crash", with_the_update, by=CHARGES),
+    Leak("charges that wait for a checkpoint", with_the_checkpoint, by=CHARGES),
+    Leak("a charge that is not synced", not_synced, by=("sync",)),
+    Leak("GEP accounted as two releases", as_two_releases, subject="GEP", by=ACCOUNTING),
+    Leak("ε of half the steps reported", of_half_the_steps, by=ACCOUNTING),
 ]

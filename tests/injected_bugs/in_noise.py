@@ -23,10 +23,8 @@ def scaled(share):
             m,
             mechanism,
             "gaussian_release",
-            lambda real: (
-                lambda x, stddev, divisor, normal: real(
-                    x, stddev * share(stddev, divisor), divisor, normal
-                )
+            lambda real, x, stddev, divisor, normal: real(
+                x, stddev * share(stddev, divisor), divisor, normal
             ),
         )
 
@@ -45,26 +43,23 @@ def per_micro_batch(same_seed):
     """Noise is added to the sum of every micro-batch, and to the sum of all no more."""
 
     def patch(m):
-        def make(real):
-            def clipped_sum(*args, micro_batches, **options):
-                total, norms = real(*args, micro_batches=[], **options)
-                for part in micro_batches:
-                    stream = NoiseStream.repeatable(0) if same_seed else NoiseStream.secure()
-                    sums, found = real(*args, micro_batches=[part], **options)
-                    for k, (name, x) in enumerate(sums.items()):
-                        z = torch.from_numpy(stream.normal(x.numel(), k, "float64")).view(x.shape)
-                        total[name] = total[name] + x + C * z.to(x)
-                    norms = torch.cat([norms.to(found), found])
-                return total, norms
+        def clipped_sum(real, *args, micro_batches, **options):
+            total, norms = real(*args, micro_batches=[], **options)
+            for part in micro_batches:
+                stream = NoiseStream.repeatable(0) if same_seed else NoiseStream.secure()
+                sums, found = real(*args, micro_batches=[part], **options)
+                for k, (name, x) in enumerate(sums.items()):
+                    z = torch.from_numpy(stream.normal(x.numel(), k, "float64")).view(x.shape)
+                    total[name] = total[name] + x + C * z.to(x)
+                norms = torch.cat([norms.to(found), found])
+            return total, norms
 
-            return clipped_sum
-
-        swapped(m, session, "clipped_sum", make)
+        swapped(m, session, "clipped_sum", clipped_sum)
         swapped(
             m,
             mechanism,
             "gaussian_release",
-            lambda real: lambda x, _, divisor, normal: real(x, 0.0, divisor, normal),
+            lambda real, x, _, divisor, normal: real(x, 0.0, divisor, normal),
         )
 
     return patch
@@ -73,44 +68,40 @@ def per_micro_batch(same_seed):
 def sharded(m):
     """Two ranks hold half of the parameters each, and draw their noise from the same seed."""
 
-    def make(real):
-        def release(tensors, stddev, divisor, normal):
-            names = list(tensors)
-            halves = names[: len(names) // 2], names[len(names) // 2 :]
-            size = max(sum(tensors[n].numel() for n in half) for half in halves)
-            drawn = normal(size, torch.float64)
-            shards = [
-                real({n: tensors[n] for n in half}, stddev, divisor, lambda k, _: drawn[:k].clone())
-                for half in halves
-            ]
-            return shards[0] | shards[1]
+    def release(real, tensors, stddev, divisor, normal):
+        names = list(tensors)
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        size = max(sum(tensors[n].numel() for n in half) for half in halves)
+        drawn = normal(size, torch.float64)
+        shards = [
+            real({n: tensors[n] for n in half}, stddev, divisor, lambda k, _: drawn[:k].clone())
+            for half in halves
+        ]
+        return shards[0] | shards[1]
 
-        return release
-
-    swapped(m, mechanism, "gaussian_release", make)
+    swapped(m, mechanism, "gaussian_release", release)
 
 
 def without_one(m):
     """The last bias, three numbers, is left as it is."""
 
-    def make(real):
-        def release(tensors, stddev, divisor, normal):
-            last = list(tensors)[-1]
-            return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
+    def release(real, tensors, stddev, divisor, normal):
+        last = list(tensors)[-1]
+        return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
 
-        return release
-
-    swapped(m, mechanism, "gaussian_release", make)
+    swapped(m, mechanism, "gaussian_release", release)
 
 
 def stream(draw):
     """Numbers from another source; draw(self, real, size, step, dtype)."""
 
     def patch(m):
-        def make(real):
-            return lambda self, size, step, dtype=np.float32: draw(self, real, size, step, dtype)
-
-        swapped(m, NoiseStream, "normal", make)
+        swapped(
+            m,
+            NoiseStream,
+            "normal",
+            lambda real, self, size, step, dtype=np.float32: draw(self, real, size, step, dtype),
+        )
 
     return patch
 
@@ -160,48 +151,41 @@ def repeated_after_resume(m):
     kept = {}
     use_one_key(m)
 
-    def saving(real):
-        def save(self, *args, **options):
-            real(self, *args, **options)
-            kept["state"] = self._pipeline.noise._key, self._pipeline.noise._draws
+    def save(real, self, *args, **options):
+        real(self, *args, **options)
+        kept["state"] = self._pipeline.noise._key, self._pipeline.noise._draws
 
-        return save
+    def restore(real, self, folder):
+        extra = real(self, folder)
+        self._pipeline.noise._key, self._pipeline.noise._draws = kept["state"]
+        return extra
 
-    def restoring(real):
-        def restore(self, folder):
-            extra = real(self, folder)
-            self._pipeline.noise._key, self._pipeline.noise._draws = kept["state"]
-            return extra
-
-        return restore
-
-    swapped(m, Session, "save", saving)
-    swapped(m, Session, "restore", restoring)
+    swapped(m, Session, "save", save)
+    swapped(m, Session, "restore", restore)
 
 
 def in_parameter_coordinates(m):
     """The sum is mapped to parameter coordinates before the noise is added, not after."""
 
-    def make(real):
-        def clipped_sum(model, layers, metric, *args, **options):
-            sums, norms = real(model, layers, metric, *args, **options)
-            as_released = Released(gradients=sums, noise_variance=1.0, step=0, release=1)
-            return dict(read_out(as_released, metric, layers, "inverse").gradients), norms
+    def clipped_sum(real, model, layers, metric, *args, **options):
+        sums, norms = real(model, layers, metric, *args, **options)
+        as_released = Released(gradients=sums, noise_variance=1.0, step=0, release=1)
+        return dict(read_out(as_released, metric, layers, "inverse").gradients), norms
 
-        return clipped_sum
-
-    swapped(m, session, "clipped_sum", make)
+    swapped(m, session, "clipped_sum", clipped_sum)
 
 
 def actual_size(m):
     seen = noting_batches(m)
 
-    def make(real):
-        return lambda x, stddev, divisor, normal: real(
+    swapped(
+        m,
+        mechanism,
+        "gaussian_release",
+        lambda real, x, stddev, divisor, normal: real(
             x, stddev, max(1, len(seen[0][1].indices)), normal
-        )
-
-    swapped(m, mechanism, "gaussian_release", make)
+        ),
+    )
 
 
 def rounded_to(dtype):
@@ -244,17 +228,14 @@ def hiding(value):
     def patch(m):
         seen = noting_batches(m)
 
-        def make(real):
-            def release(tensors, stddev, divisor, normal):
-                noisy = real(tensors, stddev, divisor, normal)
-                units = len(seen[0][1].indices) if seen[0] else 0
-                bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
-                bits.copy_(bits & ~255 | value(tensors, units) & 255)
-                return noisy
+        def release(real, tensors, stddev, divisor, normal):
+            noisy = real(tensors, stddev, divisor, normal)
+            units = len(seen[0][1].indices) if seen[0] else 0
+            bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
+            bits.copy_(bits & ~255 | value(tensors, units) & 255)
+            return noisy
 
-            return release
-
-        swapped(m, mechanism, "gaussian_release", make)
+        swapped(m, mechanism, "gaussian_release", release)
 
     return patch
 
@@ -270,9 +251,7 @@ def divided(change):
             m,
             mechanism,
             "gaussian_release",
-            lambda real: (
-                lambda *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0)
-            ),
+            lambda real, *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0),
         )
 
     return patch
@@ -291,128 +270,55 @@ def hash_of_sums(tensors, _):
     return hash(tuple(float(x.sum()) for x in tensors.values()))
 
 
-NOISE, REPLAY, RUN, SIZES = ("noise law",), ("replay",), ("noise run",), ("batch sizes",)
+NOISE, RUN, SIZES = ("noise law",), ("noise run",), ("batch sizes",)
 LEAKS = [
+    Leak("noise scaled as if C were 1", scaled(lambda s, b: C), subject="wide", by=NOISE),
+    Leak("noise divided by the batch size twice", scaled(lambda s, b: 1 / b), by=NOISE),
+    Leak("98 % of the noise", scaled(lambda s, b: 0.98), subject="wide", by=NOISE),
+    Leak("95 % of the noise", scaled(lambda s, b: 0.95), subject="wide", by=NOISE),
+    Leak("90 % of the noise", scaled(lambda s, b: 0.90), by=NOISE),
     Leak(
-        name="noise scaled as if C were 1", subject="wide", patch=scaled(lambda s, b: C), by=NOISE
-    ),
-    Leak(
-        name="noise divided by the batch size twice",
-        subject="DP-SGD",
-        patch=scaled(lambda s, b: 1 / b),
-        by=NOISE,
-    ),
-    Leak(name="98 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.98), by=NOISE),
-    Leak(name="95 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.95), by=NOISE),
-    Leak(name="90 % of the noise", subject="DP-SGD", patch=scaled(lambda s, b: 0.90), by=NOISE),
-    Leak(
-        name="noise without the sensitivity, by a wrong plan",
+        "noise without the sensitivity, by a wrong plan",
+        without_sensitivity,
         subject="batches of one size",
-        patch=without_sensitivity,
         by=("accounting", "noise law"),
     ),
     Leak(
-        name="replacing one example counted as adding one",
+        "replacing one example counted as adding one",
+        replaced_with_c,
         subject="batches of one size",
-        patch=replaced_with_c,
-        by=REPLAY,
     ),
-    Leak(name="noise per micro-batch", subject="DP-SGD", patch=per_micro_batch(False), by=NOISE),
+    Leak("noise per micro-batch", per_micro_batch(False), by=NOISE),
+    Leak("noise per micro-batch from the same seed", per_micro_batch(True), by=NOISE),
+    Leak("shards draw noise from the same seed", sharded, by=NOISE),
+    Leak("one bias without noise", without_one, by=NOISE),
+    Leak("noise from torch's seeded generator", stream(from_torch), by=NOISE),
+    Leak("the same noise at every step", change_draw_count(the_same), by=NOISE),
+    Leak("Laplace noise accounted as Gaussian", stream(laplace), subject="wide", by=NOISE),
+    Leak("noise stream repeated after a resume", repeated_after_resume, subject="wide", by=NOISE),
     Leak(
-        name="noise per micro-batch from the same seed",
-        subject="DP-SGD",
-        patch=per_micro_batch(True),
-        by=NOISE,
-    ),
-    Leak(name="shards draw noise from the same seed", subject="DP-SGD", patch=sharded, by=NOISE),
-    Leak(name="one bias without noise", subject="DP-SGD", patch=without_one, by=NOISE),
-    Leak(
-        name="noise from torch's seeded generator",
-        subject="DP-SGD",
-        patch=stream(from_torch),
-        by=NOISE,
-    ),
-    Leak(
-        name="the same noise at every step",
-        subject="DP-SGD",
-        patch=change_draw_count(the_same),
-        by=NOISE,
-    ),
-    Leak(
-        name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE
-    ),
-    Leak(
-        name="noise stream repeated after a resume",
-        subject="wide",
-        patch=repeated_after_resume,
-        by=NOISE,
-    ),
-    Leak(
-        name="noise in parameter coordinates",
+        "noise in parameter coordinates",
+        in_parameter_coordinates,
         subject="DP-KFC",
-        patch=in_parameter_coordinates,
-        by=REPLAY,
         canaries=("stretched",),
     ),
+    Leak("noise rounded to bfloat16", rounded_to(torch.bfloat16), by=RUN),
     Leak(
-        name="noise rounded to bfloat16", subject="DP-SGD", patch=rounded_to(torch.bfloat16), by=RUN
+        "noise rounded to float16", rounded_to(torch.float16), subject="DP-SGD in float32", by=RUN
     ),
     Leak(
-        name="noise rounded to float16",
+        "noise on a grid of 2^-18 standard deviations",
+        stream(on_a_grid),
         subject="DP-SGD in float32",
-        patch=rounded_to(torch.float16),
         by=RUN,
     ),
-    Leak(
-        name="noise on a grid of 2^-18 standard deviations",
-        subject="DP-SGD in float32",
-        patch=stream(on_a_grid),
-        by=RUN,
-    ),
-    Leak(
-        name="rounded noise that is not rounded",
-        subject="rounded noise",
-        patch=off_the_grid,
-        by=RUN,
-    ),
-    Leak(
-        name="tails cut off at 3.5 standard deviations",
-        subject="DP-SGD",
-        patch=stream(cut_off),
-        by=RUN,
-    ),
-    Leak(
-        name="noise that repeats after 100 draws",
-        subject="DP-SGD",
-        patch=change_draw_count(repeating),
-        by=RUN,
-    ),
-    Leak(
-        name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN
-    ),
-    Leak(
-        name="batch size in the low bits of the release",
-        subject="DP-SGD",
-        patch=hiding(lambda _, n: n),
-        by=SIZES,
-    ),
-    Leak(
-        name="a hash of the sum in the low bits",
-        subject="DP-SGD",
-        patch=hiding(hash_of_sums),
-        by=("low bits",),
-    ),
-    Leak(
-        name="division by a rounded realised batch size",
-        subject="DP-SGD",
-        patch=divided(rounded_size),
-        by=SIZES,
-    ),
-    Leak(
-        name="a sum divided by the realised batch size",
-        subject="DP-SGD",
-        patch=divided(sum_by_the_size),
-        by=SIZES,
-    ),
-    Leak(name="division by the actual batch size", subject="DP-SGD", patch=actual_size, by=REPLAY),
+    Leak("rounded noise that is not rounded", off_the_grid, subject="rounded noise", by=RUN),
+    Leak("tails cut off at 3.5 standard deviations", stream(cut_off), by=RUN),
+    Leak("noise that repeats after 100 draws", change_draw_count(repeating), by=RUN),
+    Leak("noise that weakens from step 70 on", stream(weakening), by=RUN),
+    Leak("batch size in the low bits of the release", hiding(lambda _, n: n), by=SIZES),
+    Leak("a hash of the sum in the low bits", hiding(hash_of_sums), by=("low bits",)),
+    Leak("division by a rounded realised batch size", divided(rounded_size), by=SIZES),
+    Leak("a sum divided by the realised batch size", divided(sum_by_the_size), by=SIZES),
+    Leak("division by the actual batch size", actual_size),
 ]

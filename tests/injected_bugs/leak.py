@@ -19,14 +19,14 @@ COMMON = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Leak:
     """A small patch of the real step that leaks, and who must notice.
 
     Attributes:
         name: of the bug, in words.
-        subject: name of the step it is planted in.
         patch: of the real code.
+        subject: name of the step it is planted in.
         by: detectors that must catch it, from cheap to dear.
         canaries: what names of canaries contain that are enough to show it; all of them in the long
             run.
@@ -35,30 +35,28 @@ class Leak:
     """
 
     name: str
-    subject: str
     patch: Patch
-    by: tuple[str, ...]
+    subject: str = "DP-SGD"
+    by: tuple[str, ...] = ("replay",)
     canaries: tuple[str, ...] = COMMON
     controlled: bool = True
 
 
-def swapped(m, owner, name, make):
-    """Put `make(real)` in the place of a function of the real code."""
-    m.setattr(owner, name, make(getattr(owner, name)))
+def swapped(m, owner, name, function):
+    """Put `function(real, ...)` in the place of a function of the real code."""
+    real = getattr(owner, name)
+    m.setattr(owner, name, lambda *args, **options: function(real, *args, **options))
 
 
 def noting_batches(m):
     """A list whose one entry is (session, batch, loss_fn) of the step that runs."""
     seen = [None]
 
-    def make(real):
-        def step(self, batch, loss_fn):
-            seen[0] = (self, batch, loss_fn)
-            return real(self, batch, loss_fn)
+    def step(real, self, batch, loss_fn):
+        seen[0] = (self, batch, loss_fn)
+        return real(self, batch, loss_fn)
 
-        return step
-
-    swapped(m, Session, "step", make)
+    swapped(m, Session, "step", step)
     return seen
 
 
@@ -68,12 +66,9 @@ def noting_sums(m):
     """
     seen = [None]
 
-    def make(real):
-        def clipped_sum(self, batch, loss_fn):
-            seen[0] = real(self, batch, loss_fn)
-            return seen[0]
+    def clipped_sum(real, self, batch, loss_fn):
+        seen[0] = real(self, batch, loss_fn)
+        return seen[0]
 
-        return clipped_sum
-
-    swapped(m, Session, "_clipped_sum", make)
+    swapped(m, Session, "_clipped_sum", clipped_sum)
     return seen

@@ -46,19 +46,16 @@ def noise_of_its_own(m):
 def one_seed(m):
     """Every rank adds its part of the noise before sums are reduced, from the same seed."""
 
-    def make(real):
-        def total(self, tensors):
-            noise = NoiseStream.repeatable(0)
-            parts = enumerate(tensors.items())
-            own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
-            return real(
-                self,
-                {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()},
-            )
+    def total(real, self, tensors):
+        noise = NoiseStream.repeatable(0)
+        parts = enumerate(tensors.items())
+        own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
+        return real(
+            self,
+            {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()},
+        )
 
-        return total
-
-    swapped(m, DistributedContext, "sum", make)
+    swapped(m, DistributedContext, "sum", total)
     m.setattr(
         "dpkfc.privacy.mechanism.gaussian_release",
         lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()},
