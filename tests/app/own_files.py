@@ -6,6 +6,8 @@ import json
 import numpy as np
 from PIL import Image
 
+from dpkfc.app.recipes.catalogue import run_config
+
 HEADER = ["patient_id", "age", "sex", "job", "smoker", "note", "outcome"]
 SCHEMA = """\
 target = "outcome"
@@ -34,6 +36,12 @@ kind = "text"
 buckets = 16
 """
 QUICK = {"steps": 2, "expected_batch_size": 24, "accountant": "rdp", "probe_size": 16}
+
+
+def own_config(data, schema, out="", **settings):
+    """Settings of a short run on data of one's own."""
+    files = {"data": str(data), "schema": str(schema), "out": str(out)}
+    return run_config({**QUICK, **files, **settings})
 
 
 def write_rows(path, rows, header=HEADER):

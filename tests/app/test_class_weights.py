@@ -9,13 +9,13 @@ from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.recipes.catalogue import read_weights, recipe_of, run_config
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.toml import ConfigError
-from tests.app.own_files import QUICK, write_patients
+from tests.app.own_files import QUICK, own_config, write_patients
 from tests.command_line import call
 
 
 def _config(tmp_path, **settings):
     path, schema = write_patients(tmp_path)
-    return run_config({**QUICK, "data": str(path), "schema": str(schema), **settings})
+    return own_config(path, schema, **settings)
 
 
 def test_weights_multiply_the_loss_by_their_ratio(tmp_path):
@@ -86,6 +86,5 @@ def test_a_number_has_no_class_weights(tmp_path):
     head = text[0].replace('target = "outcome"', 'target = "age"')
     head = head.replace('classes = ["no", "yes"]', "target_bounds = [20, 80]")
     schema.write_text(head + text[1].partition("\n\n")[2], "utf-8")
-    chosen = {**QUICK, "data": str(path), "schema": str(schema), "class_weights": "1 2"}
     with pytest.raises(ConfigError, match="is for classes with cross-entropy"):
-        recipe_of(run_config(chosen))
+        recipe_of(own_config(path, schema, class_weights="1 2"))

@@ -17,12 +17,12 @@ from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
-from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.objective import squared_error
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
 from tests.app.finished import call_flat, flags, read_card
-from tests.app.own_files import QUICK, write_images, write_rows, write_texts
+from tests.app.own_files import QUICK, own_config, write_images, write_rows, write_texts
 from tests.audit.quick import make_statistics_quick
 
 SCHEMA = """\
@@ -49,9 +49,7 @@ def finished(tmp_path_factory):
     """The folder of a run, and the table."""
     folder = tmp_path_factory.mktemp("numbers")
     path, schema = _write(folder)
-    chosen = {"data": str(path), "schema": str(schema), "out": str(folder / "run")}
-    strong = {"steps": 40, "epsilon": 50.0, "lr": 0.5}
-    result = run(run_config({**QUICK, **strong, **chosen}))
+    result = run(own_config(path, schema, folder / "run", steps=40, epsilon=50.0, lr=0.5))
     assert result.errors["mean absolute error"] < 30
     return folder / "run", path
 
@@ -134,8 +132,7 @@ def test_a_validation_split_is_judged_and_marked(tmp_path):
 @pytest.mark.parametrize("method", ["dp-kfc", "dp-adam"])
 def test_other_methods_take_the_likelihood_of_a_number(tmp_path, method):
     path, schema = _write(tmp_path)
-    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
-    config = run_config({**QUICK, **chosen, "method": method})
+    config = own_config(path, schema, tmp_path / "run", method=method)
     assert config.preconditioner.likelihood == "gaussian"
     assert run(config).steps == 2
 
@@ -158,7 +155,7 @@ def test_images_and_texts_may_have_numbers_too(tmp_path):
     path = tmp_path / "bounds.toml"
     path.write_text('target = "cost"\ntarget_bounds = [0, 1]\n', "utf-8")
     with pytest.raises(ConfigError, match="a number for each image; give --label-file"):
-        recipe_of(run_config({"data": str(folder), "schema": str(path)}))
+        recipe_of(own_config(folder, path))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_images_and_texts_may_have_numbers_too(tmp_path):
 def test_a_wrong_target_is_one_clear_error(tmp_path, before, after, message):
     path, schema = _write(tmp_path, SCHEMA.replace(before, after, 1))
     with pytest.raises(ConfigError, match=message) as caught:
-        recipe_of(run_config({"data": str(path), "schema": str(schema)}))
+        recipe_of(own_config(path, schema))
     assert len(str(caught.value)) - len(str(schema)) < 160
 
 

@@ -28,6 +28,7 @@ from tests.app.own_files import (
     HEADER,
     QUICK,
     SCHEMA,
+    own_config,
     patients,
     write_images,
     write_patients,
@@ -41,8 +42,7 @@ def finished(tmp_path_factory):
     """The folder of a run on a table, and the table."""
     folder = tmp_path_factory.mktemp("own")
     path, schema = write_patients(folder)
-    chosen = {"data": str(path), "schema": str(schema), "out": str(folder / "run")}
-    result = run(run_config({**QUICK, **chosen}))
+    result = run(own_config(path, schema, folder / "run"))
     assert result.steps == 2 and result.figures["missing", "age"] == 2 / 200
     schema.unlink()  # from here on the run folder has its own
     return folder / "run", path
@@ -193,29 +193,27 @@ def test_people_are_the_unit(tmp_path, monkeypatch):
     make_audit_quick(monkeypatch)
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
-    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
-    result = run(run_config({**QUICK, **chosen}))
+    result = run(own_config(path, schema, tmp_path / "run"))
     header = verify(result.folder / "ledger.jsonl").header
     assert header["unit"].startswith("one patient_id") and header["dataset_size"] < 100
     verdict = audit_folder(result.folder, ["step"], runs=12)
     assert verdict.step is not None and verdict.ledger is not None and verdict.ledger.passed
     with pytest.raises(ValueError, match="protects one patient_id"):
         audit_folder(result.folder, ["one-run"], canaries=20)
-    smoke = prepare(run_config({**chosen, "smoke": True}))
+    smoke = prepare(own_config(path, schema, smoke=True))
     assert smoke.data.units is not None and len(smoke.data.units) == len(smoke.data.train[1])
 
 
 def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path):
     """The number of rows is public, so a batch of all rows is accepted or refused by it alone."""
     path, schema = write_patients(tmp_path)
-    chosen = {**QUICK, "data": str(path), "schema": str(schema)}
     rows = patients()
     for row in rows[::3]:
         row[-1] = "perhaps"
     write_rows(path, rows)
-    prepared = prepare(run_config(chosen))
+    prepared = prepare(own_config(path, schema))
     assert prepared.plan.dataset_size + len(prepared.data.test[1]) == 200
-    assert run(run_config({**chosen, "out": str(tmp_path / "run")})).steps == 2
+    assert run(own_config(path, schema, tmp_path / "run")).steps == 2
     code, text = call_flat("evaluate", tmp_path / "run")
     assert code == 0 and "without a known target left out" in text
 
@@ -225,8 +223,7 @@ def test_rows_without_a_form_do_not_decide_about_a_run(tmp_path):
     path, schema = write_patients(tmp_path)
     header = ",".join(HEADER)
     path.write_text("\n".join([header, *["broken"] * 200]), "utf-8")
-    chosen = {**QUICK, "data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
-    result = run(run_config(chosen))
+    result = run(own_config(path, schema, tmp_path / "run"))
     assert result.steps == 2 and result.figures["unreadable", "rows"] == 1
 
 
@@ -383,9 +380,8 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
     lines = [f"{name},{'a' if row % 3 else 'b'}" for row, name in enumerate(names)]
     table.write_text("file,kind\n" + "\n".join(lines), "utf-8")
     schema.write_text('target = "kind"\nclasses = ["a", "b"]\n[images]\nsize = 8\n', "utf-8")
-    chosen = {"data": str(folder), "label_file": str(table), "schema": str(schema)}
-    out = str(tmp_path / "run")
-    assert run(run_config({**QUICK, **chosen, "out": out})).steps == 2
+    out = tmp_path / "run"
+    assert run(own_config(folder, schema, out, label_file=str(table))).steps == 2
     code, text = call_flat("evaluate", out, "--data", folder)
     assert code == 2 and "no record has a known target" in text and "--label-file" in text
     few = tmp_path / "few.csv"
@@ -494,10 +490,9 @@ def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path):
     own = ["--data", str(path), "--schema", str(schema)]
     code, looked = call_flat("doctor", *own)
     assert code == 0 and "full stop: labels" in looked
-    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["never", "perhaps"]'), "utf-8")
     code, looked = call_flat("doctor", *own)
     assert code == 0 and "100.0% of the records have no known target" in looked
-    run(run_config({**QUICK, **chosen}))
+    run(own_config(path, schema, tmp_path / "run"))
     code, text = call_flat("evaluate", tmp_path / "run")
     assert code == 2 and "no test row has a known label" in text and "0.0000" not in text

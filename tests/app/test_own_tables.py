@@ -28,7 +28,7 @@ from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.features import AdditiveFeatures
-from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows
+from tests.app.own_files import HEADER, SCHEMA, own_config, patients, write_patients, write_rows
 
 
 def _loop(schema, rows):
@@ -189,9 +189,10 @@ def test_a_person_written_in_two_forms_is_one_unit():
 def test_rows_of_a_person_stay_together(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema_path.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
-    recipe = recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
+    config = own_config(path, schema_path)
+    recipe = recipe_of(config)
     assert (recipe.unit, recipe.max_records_per_unit) == ("patient_id", 4)
-    data = recipe.data(run_config({"data": str(path), "schema": str(schema_path)}))
+    data = recipe.data(config)
     assert data.units is not None and len(data.units) == len(data.train[1])
     assert data.size == len(data.train[1]) // 2
 
@@ -296,7 +297,7 @@ def test_a_wrong_schema_is_one_clear_error(tmp_path, before, after, message):
     assert before in SCHEMA
     schema_path.write_text(SCHEMA.replace(before, after, 1), "utf-8")
     with pytest.raises(ConfigError, match=message):
-        recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
+        recipe_of(own_config(path, schema_path))
 
 
 def test_an_identifier_may_be_declared_harmless(tmp_path):

@@ -13,13 +13,12 @@ from dpkfc.app.metrics import Metrics
 from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.prepare import prepare
 from dpkfc.app.private_scores import count_rows, noisy_scores
-from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.objective import score_model
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.privacy.ledger import verify
 from tests.app.finished import read_card
-from tests.app.own_files import QUICK, write_patients
+from tests.app.own_files import own_config, write_patients
 
 ODD = [float("nan"), float("inf"), -1e30, 1e30, 0.3]
 
@@ -93,8 +92,7 @@ def test_noise_of_the_known_size_is_in_the_intervals():
 @pytest.fixture
 def config(tmp_path):
     path, schema = write_patients(tmp_path)
-    chosen = {**QUICK, "data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
-    return run_config({**chosen, "epsilon": 4.0, "private_scores": 0.25})
+    return own_config(path, schema, tmp_path / "run", epsilon=4.0, private_scores=0.25)
 
 
 def test_one_release_is_charged_and_nothing_else_is_computed_from_test_rows(config, monkeypatch):
