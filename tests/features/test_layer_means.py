@@ -9,6 +9,7 @@ import torch
 
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
 from dpkfc.features import layer_means as module
+from tests.models import save_encoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,20 +21,7 @@ TEXTS = ["the good film", "", "of and to a in is it that was for on with as i", 
 def folder(tmp_path_factory):
     """Return a folder with a small encoder of random weights and its tokenizer."""
     path = tmp_path_factory.mktemp("encoder")
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
-    (path / "vocab.txt").write_text("\n".join(names), "utf-8")
-    tokenizer = transformers.BertTokenizer(str(path / "vocab.txt"))
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(names),
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-    )
-    transformers.BertModel(config).save_pretrained(path)
+    save_encoder(path, WORDS.words)
     return path
 
 

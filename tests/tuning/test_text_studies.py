@@ -10,6 +10,7 @@ from dpkfc import PrivacyConfig, Session
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
 from dpkfc_papers.studies import fine_tuning, small_transformer
 from dpkfc_papers.studies import rows as rows_of_studies
+from tests.models import save_encoder
 
 WORDS = ZipfWords(vocabulary=120, shortest=2, longest=12)
 TEXTS = WORDS.draw(12, seed=3)
@@ -19,20 +20,7 @@ LABELS = [row % 2 for row in range(12)]
 @pytest.fixture
 def encoder(tmp_path, monkeypatch):
     """Return a small encoder of random weights, whose blocks the study then takes."""
-    transformers = pytest.importorskip("transformers")
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.words]
-    (tmp_path / "vocab.txt").write_text("\n".join(names), "utf-8")
-    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(names),
-        hidden_size=8,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-    )
-    transformers.BertModel(config).save_pretrained(tmp_path)
+    save_encoder(tmp_path, WORDS.words, blocks=3)
     monkeypatch.setenv("DPKFC_CACHE", str(tmp_path / "cache"))
     made = TextEncoder(tmp_path)
     blocks = made.model.encoder.layer
