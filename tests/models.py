@@ -16,6 +16,11 @@ from tests.recording import Heard
 VOCABULARY = 23
 
 
+def randn(*shape: int) -> Tensor:
+    """Draw normal numbers in float64, in which tests compare with brute force."""
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def mlp(*middle: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """Build a perceptron from 6 features to 3 classes, with `middle` after its activation."""
     torch.default_generator.manual_seed(0)

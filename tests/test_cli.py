@@ -198,6 +198,16 @@ def _result(folder, **changed):
     return results.Result(**{**values, **changed})
 
 
+@pytest.fixture
+def seen(tmp_path, monkeypatch):
+    """Collect the settings of runs instead of making them."""
+    found = []
+    monkeypatch.setattr(
+        train, "run", lambda config, console, **_: found.append(config) or _result(tmp_path)
+    )
+    return found
+
+
 def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(
         train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True)
@@ -207,11 +217,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
     assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
 
 
-def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
-    )
+def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path, seen):
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
     result = call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
     assert result.exit_code == 0, (result.output, result.exception)
@@ -288,11 +294,7 @@ def test_python_m_is_the_command_line(monkeypatch, capsys):
     assert end.value.code == 0 and "calibrate" in capsys.readouterr().out
 
 
-def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
-    )
+def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path, seen):
     both = ("--recipe", "digits", "--epsilon", "2", "--noise-multiplier", "0.5")
     for command in ("train", "audit", "demo"):
         assert "leave one out" in _refused(command, *(both[2:] if command == "demo" else both))
@@ -304,11 +306,7 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path, monkeypatch
         assert seen.pop().privacy.noise_multiplier == noise
 
 
-def test_settings_are_printed_as_a_file_that_train_takes(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
-    )
+def test_settings_are_printed_as_a_file_that_train_takes(tmp_path, seen):
     arguments = ("--recipe", "mnist-cnn", "--method", "disk", "--epsilon", "2")
     printed = call("settings", *arguments)
     assert printed.exit_code == 0 and "epsilon = 2.0" in printed.output

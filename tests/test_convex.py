@@ -1,4 +1,4 @@
-"""The plan of a convex head: additive features, the release of second moments, and its noise."""
+"""The plan of a convex head: the release of second moments, and what its noise does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from torch import nn
 from torch.nn import functional
+from torch.testing import assert_close
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.convex import (
@@ -26,115 +27,22 @@ from dpkfc.convex import (
 )
 from dpkfc.curvature.second_moments import SecondMoments, pack_symmetric, unpack_symmetric
 from dpkfc.data.loading import layout
-from dpkfc.features import AdditiveFeatures, AdditiveModel, InputColumn
-from dpkfc.features.additive import MOST_FEATURES, SMOOTHNESS, choose_knots
+from dpkfc.features import AdditiveModel
 from dpkfc.gradients.moment_sum import sum_second_moments
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.weight_noise import noise_covariance
-
-COLUMNS = (
-    InputColumn("age", 1, 1),
-    InputColumn("job", 3),
-    InputColumn("pressure", 2, 2, norm=math.sqrt(2)),
-    InputColumn("smoker", 1),
-)
-TINY = (InputColumn("age", 1, 1), InputColumn("job", 2))
+from tests.features.test_additive import TINY, encode_rows
+from tests.sessions import cross_entropy
 
 
-def _rows(count=200, columns=COLUMNS):
-    """Return encoded rows, some with missing values."""
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for column in columns:
-        values = torch.zeros(count, column.values + 1)
-        if column.numbers:
-            values[:, :-1] = 2 * torch.rand(count, column.numbers, generator=generator) - 1
-        else:
-            places = torch.randint(column.values, (count,), generator=generator)
-            values[torch.arange(count), places] = 1.0
-        is_missing = torch.rand(count, generator=generator) < 0.1
-        values[is_missing] = 0.0
-        values[is_missing, -1] = 1.0
-        parts.append(values)
-    return torch.cat(parts, 1)
-
-
-def _loss(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def _session(count=300, *, columns=TINY, epsilon=50.0, **more):
-    rows = _rows(count, columns)
+def _session(count=300, *, epsilon=50.0, **more):
+    rows = encode_rows(count, TINY)
     labels = (rows[:, 0] > 0).long()
-    model = AdditiveModel(columns, 2)
+    model = AdditiveModel(TINY, 2)
     config = convex_config(count, epsilon, 1e-5, model[0].features, test_mode_seed=1)
     plan = config.calibrate(epsilon, 1e-5, count)
     optimizer = torch.optim.SGD(model.parameters(), lr=convex_rate("categorical"))
     return Session(plan, model, optimizer, (rows, labels), **more)
-
-
-# -- features --------------------------------------------------------------------------------------
-
-
-def test_features_are_those_of_a_plain_loop():
-    rows = _rows(50).double()
-    maps = AdditiveFeatures(COLUMNS, knots=5)
-    kernel = np.exp(-np.abs(np.subtract.outer(np.arange(5), np.arange(5))) / SMOOTHNESS)
-    values, vectors = np.linalg.eigh(kernel)
-    root = vectors @ np.diag(np.sqrt(values)) @ vectors.T
-    found = maps(rows).numpy()
-    for row, features in zip(rows.numpy(), found, strict=True):
-        expected = list(row)
-        for place, missing in ((0, 1), (6, 8), (7, 8)):
-            spot = (row[place] + 1) / 2 * 4
-            hats = [max(0.0, 1 - abs(spot - knot)) for knot in range(5)]
-            expected += list((1 - row[missing]) * np.array(hats) @ root)
-        expected.append(1.0)
-        np.testing.assert_allclose(features, np.array(expected) * maps.scale, atol=1e-6)
-
-
-def test_no_row_is_longer_than_one_and_a_full_row_nearly_reaches_it():
-    maps = AdditiveFeatures(COLUMNS)
-    rows = _rows(4000)
-    ends = torch.zeros(2, maps.width)
-    ends[:, [0, 2, 6, 7, 10]] = torch.tensor([[-1.0, 1, -1, -1, -1], [1.0, 1, 1, 1, 1]])
-    lengths = maps(torch.cat([rows, ends])).norm(dim=1)
-    assert 0.95 < float(lengths.max()) <= 1.0
-
-
-def test_a_value_outside_of_its_bounds_has_the_curve_of_the_bound():
-    maps = AdditiveFeatures(TINY)
-    rows = torch.zeros(2, maps.width)
-    rows[:, 0] = torch.tensor([1.0, 7.0])
-    curves = maps(rows)[:, maps.width :]
-    assert torch.equal(curves[0], curves[1])
-
-
-def test_many_columns_have_no_curves():
-    assert choose_knots([InputColumn(str(number), 1, 1) for number in range(20)]) == 16
-    many = [InputColumn(str(number), 1, 1) for number in range(MOST_FEATURES // 8)]
-    assert choose_knots(many) == 0
-    assert AdditiveModel(many, 2)[0].features == 2 * len(many) + 1
-
-
-def test_effects_add_up_to_the_output():
-    model = AdditiveModel(COLUMNS, 3)
-    nn.init.normal_(model[1].weight)
-    model.double()
-    effects = model.effects()
-    assert [effect.column for effect in effects] == [column.name for column in COLUMNS]
-    assert [effect.is_curve for effect in effects] == [True, False, False, False]
-    row = torch.zeros(2, model[0].width, dtype=torch.float64)
-    # Two values of age and of job, all else alike: outputs differ by the effects.
-    row[0, 0], row[1, 0] = -1.0, 1.0
-    row[0, 2], row[1, 3] = 1.0, 1.0
-    outputs = model(row).detach()
-    outputs = outputs - outputs.mean(1, keepdim=True)
-    age, job = effects[0].values, effects[1].values
-    expected = age[-2] - age[0] + job[1] - job[0]
-    np.testing.assert_allclose((outputs[1] - outputs[0]).numpy(), expected, atol=1e-6)
-    np.testing.assert_allclose(age.sum(1), 0, atol=1e-9)
-    assert np.isnan(effects[0].deviation).all()
 
 
 # -- the release of second moments -----------------------------------------------------------------
@@ -159,7 +67,7 @@ def test_second_moments_are_the_clipped_sum_of_outer_products():
         if outer.isfinite().all():
             expected += outer * min(1.0, 2.0 / float(outer.norm()))
     found = _moments(rows, 2.0)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_one_row_more_or_less_moves_the_packed_moments_by_at_most_the_norm():
@@ -179,8 +87,8 @@ def test_packing_keeps_the_matrix_and_its_norm():
     matrix = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     matrix = matrix + matrix.T
     packed = pack_symmetric(matrix)
-    torch.testing.assert_close(unpack_symmetric(packed), matrix)
-    torch.testing.assert_close(packed.norm(), matrix.norm())
+    assert_close(unpack_symmetric(packed), matrix)
+    assert_close(packed.norm(), matrix.norm())
 
 
 def test_the_plan_composes_the_moments_with_the_steps():
@@ -228,7 +136,7 @@ def test_the_metric_is_the_damped_root_of_what_was_released():
         digest = state.digest
         session.release_curvature()
         assert session.preconditioner.digest == digest, "one release serves all"
-        features = session.model[0](_rows(300, TINY)).double()
+        features = session.model[0](encode_rows(300, TINY)).double()
         moments = features.T @ features / 300
         kind = session.plan.extra_release("moments")
         noise = kind.stddev / 300 * math.sqrt(2 * len(moments))
@@ -248,7 +156,7 @@ def test_a_run_goes_on_with_the_moments_of_its_checkpoint(tmp_path):
         session.restore(tmp_path / "checkpoint")
         assert session.preconditioner.digest == digest
         for batch in session.batches():
-            session.step(batch, _loss)
+            session.step(batch, cross_entropy)
         assert session.ledger.extra == {"moments": 1}
         assert session.steps_done == STEPS
     with _session(ledger_path=ledger, resume=True) as session:
@@ -257,7 +165,7 @@ def test_a_run_goes_on_with_the_moments_of_its_checkpoint(tmp_path):
 
 
 def test_several_records_of_a_unit_count_as_one_row():
-    rows = _rows(60, TINY)
+    rows = encode_rows(60, TINY)
     labels = (rows[:, 0] > 0).long()
     model = AdditiveModel(TINY, 2)
     config = convex_config(
@@ -268,12 +176,12 @@ def test_several_records_of_a_unit_count_as_one_row():
     units = torch.arange(60) // 3
     with Session(plan, model, optimizer, (rows, labels), units=units) as session:
         for batch in session.batches():
-            session.step(batch, _loss)
+            session.step(batch, cross_entropy)
         assert session.preconditioner.report[0]["trace"] < 2
 
 
 def test_a_head_on_features_of_all_rows_takes_the_same_steps():
-    rows = _rows(60, TINY)
+    rows = encode_rows(60, TINY)
     labels = (rows[:, 0] > 0).long()
     weights = []
     for is_split in (False, True):
@@ -283,11 +191,11 @@ def test_a_head_on_features_of_all_rows_takes_the_same_steps():
         optimizer = torch.optim.SGD(head.parameters(), lr=2.0)
         with Session(plan.calibrate(9.0, 1e-5, 60), head, optimizer, (inputs, labels)) as session:
             for batch in session.batches():
-                session.step(batch, _loss)
+                session.step(batch, cross_entropy)
             with session.averaged_weights():
                 weights.append(model.state_dict()["1.weight"].clone())
             assert list(session.released_state()) == ["1.weight"]
-    torch.testing.assert_close(*weights)
+    assert_close(*weights)
 
 
 # -- what the noise does ---------------------------------------------------------------------------
@@ -320,7 +228,7 @@ def test_the_covariance_is_what_noise_alone_makes_of_a_quadratic_loss():
             average = 0.87 * average + 0.13 * weights
         expected += average @ average.T
     expected *= (plan.stddev / plan.expected_batch_size) ** 2
-    torch.testing.assert_close(covariance, expected, rtol=1e-4, atol=1e-9)
+    assert_close(covariance, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_a_clip_norm_follows_from_public_numbers():
@@ -357,12 +265,7 @@ def test_a_head_learns_whitened_rows_by_the_rule():
     optimizer = torch.optim.SGD(head.parameters(), lr=whitened_rate(20), momentum=0.9)
     with Session(plan, head, optimizer, (rows, labels)) as session:
         for batch in session.batches():
-            session.step(
-                batch,
-                lambda model, part: functional.cross_entropy(
-                    model(part[0]), part[1], reduction="none"
-                ),
-            )
+            session.step(batch, cross_entropy)
         with session.averaged_weights(), torch.no_grad():
             right = (head(rows).argmax(1) == labels).float().mean()
     assert right > 0.9

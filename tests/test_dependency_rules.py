@@ -11,7 +11,6 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,8 +142,12 @@ class File:
         return ast.parse(self.text)
 
     @functools.cached_property
+    def nodes(self):
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
     def parent(self):
-        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @property
     def top(self):
@@ -159,11 +162,15 @@ class File:
                 return True
         return False
 
+    @functools.cached_property
     def imports(self):
+        return list(self._find_imports())
+
+    def _find_imports(self):
         """Every imported module, absolute, also those inside functions and under TYPE_CHECKING."""
         package = ["dpkfc", *[part for part in self.name.split(".") if part]]
         package = package if self.is_package else package[:-1]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -171,17 +178,12 @@ class File:
                 module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
                 yield from ((node, f"{module}.{alias.name}") for alias in node.names)
 
+    @functools.cached_property
     def calls(self):
-        yield from (
-            (node, ast.unparse(node.func))
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call)
-        )
+        return [(node, ast.unparse(node.func)) for node in self.nodes if isinstance(node, ast.Call)]
 
     def functions(self):
-        yield from (
-            n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-        )
+        yield from (n for n in self.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def internal_imports(file):
@@ -189,7 +191,7 @@ def internal_imports(file):
     if file.top not in ALLOWED:
         yield f"{file.name}: not in docs/design.md, 'Who imports whom'"
         return
-    for node, module in file.imports():
+    for node, module in file.imports:
         parts = module.split(".")
         if parts[0] != "dpkfc":
             continue
@@ -204,14 +206,14 @@ def torch_in_privacy(file):
     noise = ("privacy.mechanism", "privacy.chacha20", "privacy.normal_numbers")
     if not file.is_under("privacy") or file.is_under(*noise):
         return
-    for node, module in file.imports():
+    for node, module in file.imports:
         if module.split(".")[0] == "torch":
             yield f"{file.name}:{node.lineno} imports torch"
 
 
 def third_party(file):
     """Optional packages are imported inside functions, integrations or sklearn; no others."""
-    for node, module in file.imports():
+    for node, module in file.imports:
         name = module.split(".")[0]
         if name in CORE or name in sys.stdlib_module_names or name == "dpkfc":
             continue
@@ -227,7 +229,7 @@ def private_parameters(file):
     """
     if not file.is_under("curvature") or file.name == "curvature.private_oracle":
         return
-    for kind in ast.walk(file.tree):
+    for kind in file.nodes:
         for field in kind.body if isinstance(kind, ast.ClassDef) else ():
             if isinstance(field, ast.AnnAssign) and PRIVATE_NAME.search(ast.unparse(field.target)):
                 yield f"{file.name}:{field.lineno} {kind.name} holds {ast.unparse(field.target)!r}"
@@ -236,7 +238,7 @@ def private_parameters(file):
         for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]:
             if arg is not None and PRIVATE_NAME.search(arg.arg):
                 yield f"{file.name}:{function.lineno} {function.name}() takes {arg.arg!r}"
-    for node, module in file.imports():
+    for node, module in file.imports:
         if module.startswith("torch.utils.data"):
             yield f"{file.name}:{node.lineno} imports {module}"
 
@@ -247,10 +249,10 @@ def global_seeds(file):
     """
     if file.is_under("app") or file.name == "rng_state":
         return
-    for node, name in file.calls():
+    for node, name in file.calls:
         if name in GLOBAL_SEEDS:
             yield f"{file.name}:{node.lineno} calls {name}"
-    for node, module in file.imports():
+    for node, module in file.imports:
         if module in GLOBAL_SEEDS:
             yield f"{file.name}:{node.lineno} imports {module}"
 
@@ -261,7 +263,7 @@ def normal_draws(file):
     """
     if file.is_under(*DRAWS_ALLOWED):
         return
-    for node, name in file.calls():
+    for node, name in file.calls:
         if name.split(".")[-1] in NORMAL_DRAWS:
             yield f"{file.name}:{node.lineno} calls {name}"
 
@@ -270,20 +272,20 @@ def prints(file):
     """Only commands print; rich belongs to them, to report/ and to the application."""
     if file.is_under("cli", "terminal", "app.commands"):
         return
-    for node, name in file.calls():
+    for node, name in file.calls:
         if name in {"print", "sys.stdout.write", "sys.stderr.write"}:
             yield f"{file.name}:{node.lineno} calls {name}"
-    for node, module in file.imports():
+    for node, module in file.imports:
         if module.split(".")[0] in {"rich", "cyclopts"} and not file.is_under("report", "app"):
             yield f"{file.name}:{node.lineno} imports {module}"
 
 
 def unsafe_loading(file):
     """Nothing that could run code from a file: no pickle in any of its forms."""
-    for node, module in file.imports():
+    for node, module in file.imports:
         if module.split(".")[0] in UNSAFE_MODULES or module in UNSAFE_CALLS:
             yield f"{file.name}:{node.lineno} imports {module}"
-    for node, name in file.calls():
+    for node, name in file.calls:
         pickled = any(
             k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
         )
@@ -308,8 +310,8 @@ def patched_objects(file):
     module is replaced.
     """
     parameters = PARAMETER_NAMES | _loop_parameters(file.tree)
-    imported = {module.split(".")[0] for _, module in file.imports()} - {"dpkfc"}
-    for node in ast.walk(file.tree):
+    imported = {module.split(".")[0] for _, module in file.imports} - {"dpkfc"}
+    for node in file.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
         for target in (t for t in targets if isinstance(t, ast.Attribute)):
@@ -321,14 +323,13 @@ def patched_objects(file):
                 or attribute in {"forward", "__class__"}
             ):
                 yield f"{file.name}:{node.lineno} assigns {owner}.{attribute}"
-    for node, name in file.calls():
+    for node, name in file.calls:
         if name in {"setattr", "object.__setattr__"} and node.args:
             owner = ast.unparse(node.args[0])
             if owner in parameters or owner.split(".")[0] in imported:
                 yield f"{file.name}:{node.lineno} calls {name} on {owner}"
 
 
-Rule = Callable[[File], Iterator[str]]
 COUNTER_EXAMPLES = [
     (internal_imports, "gradients.tape", "from dpkfc.curvature.factors import factors"),
     (internal_imports, "curvature.factors", "def f():\n    import dpkfc.gradients.tape"),
@@ -440,7 +441,7 @@ def find_circles(files):
     names = {file.name for file in files}
     known = {}
     for file in files:
-        imported = [m for _, m in file.imports() if m.startswith(("dpkfc.", "dpkfc_papers."))]
+        imported = [m for _, m in file.imports if m.startswith(("dpkfc.", "dpkfc_papers."))]
         modules = [m.removeprefix("dpkfc.") for m in imported]
         known[file.name] = {m if m in names else m.rpartition(".")[0] for m in modules} & names - {
             file.name

@@ -66,7 +66,8 @@ def test_fixed_size_plan_doubles_the_sensitivity_and_takes_rdp():
 
 
 @pytest.mark.parametrize(
-    ("clipping", "bound"), [("flat", 4.0), ("automatic", 4.0), ("normalised", 1.0)]
+    ("clipping", "bound"),
+    [("flat", 4.0), ("automatic", 4.0), ("per_layer", 4.0), ("normalised", 1.0)],
 )
 def test_the_sensitivity_follows_the_clipping(clipping, bound):
     assert make(clipping=clipping, max_grad_norm=4.0).sensitivity == bound
@@ -192,6 +193,10 @@ def test_a_preconditioner_must_describe_itself_plainly():
         ),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size must be an integer >= 1, got 0"),
         ({"test_mode_seed": -1}, "test_mode_seed must be an integer >= 0, got -1"),
+        *[
+            ({"augmentations": views}, "augmentations must be an integer >= 1")
+            for views in (0, -1, 1.5, True)
+        ],
     ],
 )
 def test_bad_settings(settings, message):

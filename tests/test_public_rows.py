@@ -23,7 +23,6 @@ from dpkfc.public_rows.template import find_template
 from dpkfc.session import Session
 
 N = 24
-Record = dict[str, Any]
 
 
 def usual(i):

@@ -18,6 +18,7 @@ from dpkfc.gradients.optimizer_step import check_optimizer
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.release_pipeline import ReleasePipeline, set_gradients
+from tests.models import randn
 
 STEPS = 5
 
@@ -137,9 +138,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(
-    fails,
-):
+def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(fails):
     plan = make_plan()
     first, own = new_ledger(plan), new_ledger(plan)
     there = make_pipeline(plan, first)
@@ -166,7 +165,7 @@ def test_every_gradient_is_replaced_by_the_update(scale):
     for p in parameters.values():
         p.grad = torch.full_like(p, 7.0)  # of an earlier step, or of the caller
     old = {name: p.grad for name, p in parameters.items()}
-    gradients = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in parameters.items()}
+    gradients = {name: randn(p.shape) for name, p in parameters.items()}
     update = Released(gradients=gradients, noise_variance=None, step=0, release=1)
     set_gradients(torch.optim.SGD(model.parameters()), parameters, update, scale=scale)
     for name, p in parameters.items():
@@ -216,7 +215,7 @@ def test_an_optimizer_updates_the_right_entries_in_every_memory_order(kind, flag
             (p, kind([p], **own)) for p, own in ((laid_out, settings), (plain, plain_settings))
         ]
         for i in range(3):
-            gradient = torch.randn(plain.shape, dtype=torch.float64)
+            gradient = randn(plain.shape)
             update = Released(gradients={"p": gradient}, noise_variance=None, step=i, release=i + 1)
             for p, optimizer in pairs:
                 set_gradients(optimizer, {"p": p}, update)

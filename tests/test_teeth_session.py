@@ -1,20 +1,15 @@
-"""What a session must refuse or keep apart: private statistics in metrics and buffers, mixing,
-autocast, unfreezing.
-"""
+"""What a session keeps apart or refuses: private statistics in metrics, autocast, hooks."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from dpkfc.gradients.optimizer_step import check_optimizer
 from tests.mutation_cases import (
     WIDTH,
     Handed,
-    N,
     data,
     flat,
     kfac,
@@ -22,9 +17,7 @@ from tests.mutation_cases import (
     net,
     plan,
     session,
-    weights,
 )
-from tests.recording import Heard
 
 # -- the metric at every refresh -------------------------------------------------------------------
 
@@ -68,189 +61,6 @@ def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come():
     assert digests[0][4] != digests[1][4]  # by then the released weights differ
 
 
-# -- verification ----------------------------------------------------------------------------------
-
-
-class Mixer(nn.Module):
-    """Subtracts the mean over the batch, which one example alone cannot show to be wrong."""
-
-    def forward(self, x):
-        return x - 0.5 * x.mean(0, keepdim=True)
-
-
-def mixing_loss(model, batch):
-    losses = loss_fn(model, batch)
-    return losses * losses.detach().mean()
-
-
-class Read(torch.utils.data.Dataset):
-    """Private rows that say which of them were read."""
-
-    def __init__(self):
-        self.x, self.y = data()
-        self.rows = []
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        self.rows.append(int(i))
-        return self.x[i], self.y[i]
-
-
-class GroupsOfFour(nn.Module):
-    """Mixes examples two apart: a pair cannot show it."""
-
-    def forward(self, x):
-        return x + 0.1 * x.roll(2, 0) if len(x) > 2 else x
-
-
-MIXERS = {
-    "loss": (net, mixing_loss),
-    "module": (lambda: net(Mixer()), loss_fn),
-    "fours": (lambda: net(GroupsOfFour()), loss_fn),
-}
-
-
-@pytest.mark.parametrize("where", MIXERS)
-def test_mixing_is_refused_before_a_private_batch_is_read(where):
-    """A few records in places that depend on no batch tell types and shapes; no other is read."""
-    make, losses = MIXERS[where]
-    model, rows = make(), Read()
-    with session(plan(), model, dataset=rows) as s:
-        before, batch = weights(model), next(s.batches())
-        rows.rows.clear()
-        with pytest.raises(ValueError, match="mixes examples|depends on the batch"):
-            s.step(batch, losses)
-        assert set(rows.rows) <= set(np.linspace(0, N - 1, 16).astype(int))
-        assert s.ledger.count == 0
-        assert torch.equal(weights(model), before)
-
-
-def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient():
-    """A margin loss is zero on easy examples, and zeros agree with anything; the operations of
-    every pass are followed.
-    """
-
-    def margin(model, batch):
-        return F.relu(mixing_loss(model, batch)) if switch[0] else loss_fn(model, batch) * 0
-
-    handed = []
-    for bound in (None, 1):
-        switch, model = [0.0], net()
-        optimizer = Handed(model)
-        with session(plan(max_physical_batch_size=bound), model, optimizer) as s:
-            for batch in s.batches():
-                s.step(batch, margin)
-                switch[0] = 1.0
-        handed.append(flat(g for step in optimizer.handed for g in step.values()))
-    assert torch.allclose(*handed, rtol=1e-12)
-
-
-def test_verification_happens_in_every_session_even_one_that_continues(tmp_path):
-    """A checkpoint does not carry "verified" along: the loss of the next run may be another one."""
-    p = plan()
-    model = net()
-    with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
-        for batch in s.batches():
-            s.step(batch, loss_fn)
-            break
-        s.save(tmp_path / "checkpoint")
-    model = net()
-    with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
-        s.restore(tmp_path / "checkpoint")
-        with pytest.raises(ValueError, match="mixes examples"):
-            s.step(next(s.batches()), mixing_loss)
-        assert s.ledger.count == 1
-
-
-# -- buffers and parameters written by a forward pass ----------------------------------------------
-
-
-class Writer(nn.Module):
-    """Keeps a statistic of what passes through it, from its n-th call in training mode on."""
-
-    def __init__(self, write, after=0, persistent=True):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(3), persistent=persistent)
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self.write, self.after, self.calls = write, after, Heard()
-
-    def forward(self, x):
-        self.calls.extend([1] if self.training and x.shape[0] > 0 else [])
-        if self.training and len(self.calls) > self.after:
-            self.write(self, x.detach())
-        return x
-
-
-def in_place(m, x):
-    m.seen += x.mean(0)
-
-
-def through_data(m, x):
-    m.seen.data += x.mean(0)
-
-
-def replaced(m, x):
-    m.seen = x.mean(0)
-
-
-def counted(m, x):
-    m.count += x.shape[0]
-
-
-def resized(m, x):
-    m.seen = torch.cat([m.seen, x.mean(0)])
-
-
-@pytest.mark.quick("True-0-*", "False-3-in_place", "False-3-counted")
-@pytest.mark.parametrize("write", [in_place, through_data, replaced, counted, resized])
-@pytest.mark.parametrize(("verify", "after"), [(True, 0), (False, 0), (False, 3), (True, 12)])
-def test_a_forward_pass_leaves_no_private_statistic_in_a_buffer(write, verify, after):
-    """Whether it begins at once, behind the back of verification, or in the middle of a run.
-
-    The check on public rows refuses it. Later a private value may have caused it, so that the run
-    goes on.
-    """
-    model = net(Writer(write, after, persistent=write is not in_place))
-    initial = {name: b.clone() for name, b in model.named_buffers()}
-    with session(plan(max_physical_batch_size=3, steps=8), model, verify=verify) as s:
-        done, before = 0, weights(model)
-        for batch in s.batches():
-            try:
-                s.step(batch, loss_fn)
-                done, before = done + 1, weights(model)
-            except ValueError as error:
-                assert verify and "changes the buffer '3." in str(error)
-                break
-            finally:
-                found = dict(model.named_buffers())
-                assert set(found) == set(initial)
-                assert all(torch.equal(found[name], b) for name, b in initial.items())
-        assert s.ledger.count == done == (0 if verify else 8)
-        assert torch.equal(weights(model), before)
-
-
-def test_a_parameter_that_the_forward_pass_writes_is_refused_before_anything_is_charged():
-    class Drifting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.centre = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)
-
-        def forward(self, x):
-            with torch.no_grad():
-                self.centre += x.detach().mean(0)
-            return x
-
-    model = net(Drifting())
-    before = flat(model[:3].parameters()).clone()
-    with session(plan(), model, verify=False) as s:
-        with pytest.raises(ValueError, match="writes to the parameter '3.centre'"):
-            s.step(next(s.batches()), loss_fn)
-        assert s.ledger.count == 0
-    assert torch.equal(flat(model[:3].parameters()), before)
-
-
 # -- autocast around a step ------------------------------------------------------------------------
 
 
@@ -279,9 +89,7 @@ def exact_loss(model, batch):
 
 @pytest.mark.quick("identity")
 @pytest.mark.parametrize("settings", [None, kfac()], ids=["identity", "kfac"])
-def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(
-    settings,
-):
+def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(settings):
     """With a forward pass of its own precision, a run under autocast is the run without, bit for
     bit.
     """

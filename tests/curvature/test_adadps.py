@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
-
-F64 = torch.float64
 
 
 def public(n=40, d=12, classes=4):
@@ -56,9 +55,7 @@ def test_the_metric_is_the_formula(batch_size):
     for layer in ("0", "2"):
         entry = built.metric[layer]
         assert isinstance(entry, Eigenbasis) and entry.input is None and entry.output is None
-        torch.testing.assert_close(
-            entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0
-        )
+        assert_close(entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0)
 
 
 def test_entries_without_a_gradient_stay_bounded():
@@ -90,7 +87,7 @@ def test_decay_averages_over_refreshes_and_survives_a_checkpoint():
     fresh = ada(scale="raw").build(model, capture, 50)
     for layer in ("0", "2"):
         exact = 0.9 * first.spectra[layer]["weight"] + 0.1 * fresh.spectra[layer]["weight"]
-        torch.testing.assert_close(second.spectra[layer]["weight"], exact, rtol=1e-12, atol=0)
+        assert_close(second.spectra[layer]["weight"], exact, rtol=1e-12, atol=0)
 
 
 def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered():
@@ -144,4 +141,4 @@ def test_one_example_is_its_own_batch():
     model = net()
     single = ada(batch_size=1, scale="raw").build(model, capture, 0)
     each = ada(per="example", scale="raw").build(model, capture, 0)
-    torch.testing.assert_close(single.metric["0"].scale, each.metric["0"].scale, rtol=1e-9, atol=0)
+    assert_close(single.metric["0"].scale, each.metric["0"].scale, rtol=1e-9, atol=0)

@@ -13,12 +13,13 @@ from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal, Identity
 from tests.curvature.toys import capture, mlp
+from tests.models import randn
 
 F64 = torch.float64
 
 
 def _root(d):
-    m = torch.randn(d, d, dtype=F64)
+    m = randn(d, d)
     return Dense(m + m.T, 1.0)
 
 
@@ -32,8 +33,8 @@ def _root(d):
 def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_out, groups):
     torch.manual_seed(n + t)
     block = Outer(
-        torch.randn(n * groups, t, d_in, dtype=F64),
-        torch.randn(n * groups, t, d_out, dtype=F64),
+        randn(n * groups, t, d_in),
+        randn(n * groups, t, d_out),
         groups,
     )
     for entry in (None, Kronecker(_root(d_in), _root(d_out))):
@@ -42,7 +43,7 @@ def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_o
 
 
 def test_norms_of_embeddings_and_materialised_gradients():
-    block = Lookup(torch.tensor([[0, 1, 1], [2, 2, 2]]), torch.randn(2, 3, 4, dtype=F64), 5)
+    block = Lookup(torch.tensor([[0, 1, 1], [2, 2, 2]]), randn(2, 3, 4), 5)
     scale, root = torch.rand(5, dtype=F64), _root(4)
     formed = scale.view(1, 5, 1) * block.per_example() @ root.root
     squares = block.squared_norms(Kronecker(Diagonal(scale), root))
@@ -90,8 +91,8 @@ def test_signal_to_noise_is_the_ratio_written_out():
 @given(n=st.integers(1, 3), t=st.integers(0, 4), s=st.integers(0, 4), d=st.integers(1, 4))
 def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
     torch.manual_seed(n + t + 10 * s)
-    lookup = Lookup(torch.randint(5, (n, s)), torch.randn(n, s, d, dtype=F64), 5)
-    block = Tied(lookup, Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, 5, dtype=F64)))
+    lookup = Lookup(torch.randint(5, (n, s)), randn(n, s, d), 5)
+    block = Tied(lookup, Outer(randn(n, t, d), randn(n, t, 5)))
     for entry in (Kronecker(), Kronecker(_root(d), Identity(0.7))):
         formed = entry.apply(block.per_example()).flatten(1).square().sum(1)
         assert torch.allclose(block.squared_norms(entry), formed, rtol=1e-9, atol=1e-12)

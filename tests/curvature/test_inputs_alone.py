@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.eigen import Eigen
@@ -100,11 +101,9 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name, sharing, chunk):
         if factors.kind == "elementwise":
             for role, g in blocks[layer].grads.items():
                 assert isinstance(factors.sides[role], DiagonalFactor)
-                torch.testing.assert_close(factors.sides[role].values, g.square().mean(0).flatten())
+                assert_close(factors.sides[role].values, g.square().mean(0).flatten())
             continue
-        torch.testing.assert_close(
-            dense(factors.sides["input"]), dense(whole[layer].sides["input"])
-        )
+        assert_close(dense(factors.sides["input"]), dense(whole[layer].sides["input"]))
         b = blocks[layer].b
         rows = b.sum(1) if sharing == "reduce" else b.flatten(0, 1)
         assert factors.sides["output"].mean == pytest.approx(float(rows.square().mean()))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc import DeadLeaves
 
@@ -28,9 +29,7 @@ def test_radii_follow_their_density():
     radii = probe._radii(torch.linspace(0, 1, 1001, dtype=torch.float64))
     assert float(radii[0]) == pytest.approx(2.0) and float(radii[-1]) == pytest.approx(20.0)
     shares = (1 / 4 - radii**-2) / (1 / 4 - 1 / 400)
-    torch.testing.assert_close(
-        shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0
-    )
+    assert_close(shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
@@ -51,9 +50,7 @@ def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
                     across = place[1, leaf, i] * (width + 2 * r) - r - (x + 0.5)
                     if down**2 + across**2 <= r**2:
                         image[:, y, x] = level[leaf + 1, i]
-        torch.testing.assert_close(
-            found[i], ((image - image.mean()) / image.std(correction=0)).float()
-        )
+        assert_close(found[i], ((image - image.mean()) / image.std(correction=0)).float())
 
 
 @pytest.mark.parametrize(

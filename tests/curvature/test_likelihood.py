@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from dpkfc.curvature import likelihood
 from dpkfc.curvature.likelihood import ProbeRandomness, likelihood_loss, logits_of
+from tests.models import randn
 
 
 def _draws(total, seed=0):
@@ -156,7 +157,7 @@ def test_the_loss_of_a_text_is_the_mean_over_its_own_positions():
     """Labels that the model draws, at three texts of length 4, 1 and 0, against a loop over
     positions.
     """
-    logits = torch.randn(3, 4, 5, dtype=torch.float64).requires_grad_()
+    logits = randn(3, 4, 5).requires_grad_()
     lengths = (4, 1, 0)
     mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(1)
     losses = likelihood_loss(
@@ -182,7 +183,7 @@ def test_the_loss_of_a_text_is_the_mean_over_its_own_positions():
 
 @pytest.mark.parametrize("kind", ["categorical", "gaussian", "bernoulli"])
 def test_padding_has_no_gradient_and_no_weight(kind):
-    long = torch.randn(2, 6, 3, dtype=torch.float64).requires_grad_()
+    long = randn(2, 6, 3).requires_grad_()
     mask = torch.arange(6) < torch.tensor([[4], [2]])
     given = torch.randint(3, (2, 6)) if kind == "categorical" else torch.rand(2, 6, 3)
     losses = likelihood_loss(
@@ -224,10 +225,10 @@ def test_a_mask_is_read_for_sequences_alone_and_must_fit_them():
 @pytest.mark.parametrize("shape", [(1, 2), (7, 5), (40, 3)])
 def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
     """Losses, gradients (of any upstream gradient) and draws, whatever the size of a piece."""
-    logits = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    logits = randn(shape).requires_grad_()
     target = torch.randint(shape[1], shape[:1])
     target[::3] = -100
-    counted, upstream = target != -100, torch.randn(shape[0], dtype=torch.float64)
+    counted, upstream = target != -100, randn(shape[0])
     exact = F.cross_entropy(logits, target, reduction="none")
     (gradient,) = torch.autograd.grad(exact, logits, upstream)
     for piece in (1, 11, 1 << 20):

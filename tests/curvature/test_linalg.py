@@ -14,10 +14,11 @@ from dpkfc.curvature.eigen import (
     gram,
 )
 from tests.curvature.toys import dense_matrix
+from tests.models import randn
 
 
 def _psd(d, rank, dtype=torch.float32):
-    rows = torch.randn(rank, d, dtype=torch.float64)
+    rows = randn(rank, d)
     return (rows.T @ rows / rank).to(dtype)
 
 
@@ -94,7 +95,7 @@ def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
 @given(n=st.integers(1, 14), d=st.integers(1, 14), power=st.sampled_from([-40, -25, 0, 15, 30]))
 def test_rows_give_the_covariance_of_any_scale(n, d, power):
     torch.manual_seed(n * 31 + d)
-    rows = (torch.randn(n, d, dtype=torch.float64) * 10.0**power).float()
+    rows = (randn(n, d) * 10.0**power).float()
     eigen = eigen_of_rows(rows).scaled(1 / 3)
     assert eigen.values.numel() <= min(n, d) and eigen.dim == d
     assert (eigen.values >= 0).all() and (eigen.values.diff() <= 0).all()
@@ -130,7 +131,7 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
     pairs.
     """
     d, k = 400, 16
-    basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    basis = torch.linalg.qr(randn(d, d)).Q
     values = {
         "decaying": torch.arange(1, d + 1).double().pow(-1.0),
         "few": torch.cat([torch.arange(5.0, 1.0, -1.0), torch.zeros(d - 4)]).double(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.curvature.gradient_moments import squared_gradients, summed_gradients
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
@@ -41,10 +42,10 @@ def test_moments_equal_formed_gradients(kind, per):
     g = g.view(-1, groups, *g.shape[1:]) if groups > 1 else g.unsqueeze(1)
     exact = g.square().mean((0, 1)) if per == "example" else g.mean(0).square().mean(0)
     found = _moments(block, per)
-    torch.testing.assert_close(found.mean["weight"], exact, rtol=1e-12, atol=1e-14)
+    assert_close(found.mean["weight"], exact, rtol=1e-12, atol=1e-14)
     twice = found + found
-    torch.testing.assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found.entry({"weight": exact}).apply(g[0, 0]), exact * g[0, 0])
+    assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
+    assert_close(found.entry({"weight": exact}).apply(g[0, 0]), exact * g[0, 0])
 
 
 @pytest.mark.parametrize("per", ["example", "batch"])
@@ -53,7 +54,7 @@ def test_small_parameters_keep_their_roles(per):
     found = _moments(block, per)
     for role, g in block.grads.items():
         exact = g.square().mean(0) if per == "example" else g.mean(0).square()
-        torch.testing.assert_close(found.mean[role], exact)
+        assert_close(found.mean[role], exact)
 
 
 def test_gradients_that_are_not_finite_are_refused():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.model_state import preserve_model
@@ -20,6 +21,7 @@ from tests.curvature.toys import (
     mlp,
     rules_of,
 )
+from tests.models import randn
 
 F64 = torch.float64
 
@@ -122,7 +124,7 @@ def test_positions_count_in_a_and_not_in_g():
         a, b = block.a.flatten(0, 1), block.b.flatten(0, 1)
         exact = torch.kron(b.T @ b / len(b), a.T @ a / block.a.shape[0])
         fisher = dense_fisher(built.metric[name], built.spectra[name])
-        torch.testing.assert_close(fisher, exact, rtol=1e-9, atol=1e-12)
+        assert_close(fisher, exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("step", [0, 3, 500])
@@ -141,34 +143,30 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step):
         g = block.per_example().flatten(1)
         shape = (-1, *metric[name].scale.shape)
         z = metric[name].apply(g.view(shape)).flatten(1)
-        torch.testing.assert_close(z, g @ half, rtol=1e-10, atol=1e-10)
+        assert_close(z, g @ half, rtol=1e-10, atol=1e-10)
         norms = (g @ half).norm(dim=1)
         a, b = block.a[:, 0] @ metric[name].input, block.b[:, 0] @ metric[name].output
         ghost = ((b.square() @ metric[name].scale.square()) * a.square()).sum(1).sqrt()
-        torch.testing.assert_close(ghost, norms, rtol=1e-10, atol=1e-10)
+        assert_close(ghost, norms, rtol=1e-10, atol=1e-10)
         factors = (c / norms).clamp(max=1)
-        noisy = factors @ (g @ half) + torch.randn(half.shape[0], dtype=F64)
+        noisy = factors @ (g @ half) + randn(half.shape[0])
         update = metric[name].apply(noisy.view(shape)).flatten()
-        torch.testing.assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(
-            half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9
-        )
-        torch.testing.assert_close(
-            metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10
-        )
+        assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
+        assert_close(half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9)
+        assert_close(metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10)
 
 
 def test_orders_differ_in_where_the_map_stands():
     torch.manual_seed(3)
-    model, g = mlp().double(), torch.randn(8, 13, dtype=F64)
+    model, g = mlp().double(), randn(8, 13)
     maps = {}
     for order in ("split", "after", "before"):
         config = ngd(order=order)
         maps[order] = config.metric_at(config.build(model, capture, 0), 7)["0"]
     natural = maps["split"].apply(maps["split"].apply(g))
-    torch.testing.assert_close(maps["after"].apply(g), natural, rtol=1e-10, atol=1e-10)
+    assert_close(maps["after"].apply(g), natural, rtol=1e-10, atol=1e-10)
     assert isinstance(maps["before"], PostNoiseWhitening) and maps["before"].is_identity
-    torch.testing.assert_close(maps["before"].inverse().apply(g), natural, rtol=1e-10, atol=1e-10)
+    assert_close(maps["before"].inverse().apply(g), natural, rtol=1e-10, atol=1e-10)
 
 
 # -- other layers ----------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ def test_other_parameters_have_a_diagonal_under_the_same_floor():
     assert config.describe()["probe_size"] == 20
     blocks, floor = on_probe(config, model), config.floor(0)
     table = blocks["embedding"].per_example().square().mean(0)
-    torch.testing.assert_close(
+    assert_close(
         built.metric["embedding"].scale, table.clamp(min=floor).rsqrt().T, rtol=1e-10, atol=0
     )
     assert float(built.metric["embedding"].scale[:, 11:].min()) == pytest.approx(floor**-0.5)
@@ -192,7 +190,7 @@ def test_other_parameters_have_a_diagonal_under_the_same_floor():
     assert isinstance(norm, Elementwise)
     for role, g in blocks["norm"].grads.items():
         exact = g.square().mean(0).clamp(min=floor).rsqrt()
-        torch.testing.assert_close(norm.scale[role], exact, rtol=1e-10, atol=0)
+        assert_close(norm.scale[role], exact, rtol=1e-10, atol=0)
 
 
 def test_sides_that_are_too_wide_keep_their_diagonal():
@@ -203,9 +201,7 @@ def test_sides_that_are_too_wide_keep_their_diagonal():
     entry = built.metric["0"]
     assert entry.input is None and entry.output is not None
     block = on_probe(config, model)["0"]
-    torch.testing.assert_close(
-        built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0
-    )
+    assert_close(built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0)
     assert any("diagonal" in row["note"] for row in built.report)
 
 
@@ -215,7 +211,7 @@ def test_few_examples_leave_a_complete_basis():
     built = ngd(probe_size=4).build(model, capture, 0)
     for name in ("0", "2"):
         for q in (built.metric[name].input, built.metric[name].output):
-            torch.testing.assert_close(q.T @ q, torch.eye(len(q), dtype=F64), rtol=0, atol=1e-12)
+            assert_close(q.T @ q, torch.eye(len(q), dtype=F64), rtol=0, atol=1e-12)
     assert int((built.spectra["0"]["A"] > 0).sum()) == 4
 
 

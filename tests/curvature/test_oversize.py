@@ -8,15 +8,16 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
-from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
+from dpkfc.curvature import FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.sides import Diagonal, LowRank
-from tests.curvature.toys import capture, dense_matrix, mlp
+from tests.curvature.toys import capture, dense_matrix, make_kfac, mlp
 
 F64 = torch.float64
 WIDE, CAP = 9, 7
@@ -73,7 +74,7 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, 
     for cuts in ((1,), tuple(range(1, n))):
         parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
-            torch.testing.assert_close(
+            assert_close(
                 dense_matrix(factor),
                 dense_matrix(whole.result().sides[side]),
                 rtol=1e-10,
@@ -110,10 +111,8 @@ def test_the_drawn_rows_in_a_loop(n, t, groups, masked):
     assert sum(count > 0 for count in counts) == pairs
     assert all(count in (0, min(each, int(lengths[i // groups]))) for i, count in enumerate(counts))
     sides = accumulated(block, structure(), mask=mask if masked else None).result().sides
-    torch.testing.assert_close(
-        dense_matrix(sides["input"]), total_a / (n * groups), rtol=1e-10, atol=1e-12
-    )
-    torch.testing.assert_close(
+    assert_close(dense_matrix(sides["input"]), total_a / (n * groups), rtol=1e-10, atol=1e-12)
+    assert_close(
         dense_matrix(sides["output"]),
         total_g / (int(lengths.sum()) * groups),
         rtol=1e-10,
@@ -151,7 +150,7 @@ def test_an_average_keeps_first_directions_and_every_trace():
     later = past.remembered(past.result()).decayed(share)
     later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
-    torch.testing.assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
+    assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
 
     old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
@@ -163,7 +162,7 @@ def test_an_average_keeps_first_directions_and_every_trace():
     vectors = torch.linalg.eigh(old.T @ old).eigenvectors.flip(1)[:, :6]
     along = vectors.T @ (share * old.T @ old / (share * 17 + 9)) @ vectors
     kept = later.rows[0].T @ later.rows[0] / (share * 17 + 9)
-    torch.testing.assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
+    assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
     # Nothing was remembered: its directions are not known.
     assert sums(old).decayed(0.5).row_count == 0
 
@@ -189,15 +188,8 @@ def test_the_place_of_the_past_is_left_free():
 
 
 def kfac(**fields):
-    settings = {
-        "probe": FeatureNoise(30),
-        "sides": "both",
-        "probe_size": 64,
-        "max_factor_size": 16,
-        "oversize": "low_rank",
-        "decay": 0.0,
-    }
-    return KFAC(**{**settings, **fields})
+    settings = {"probe": FeatureNoise(30), "probe_size": 64, "max_factor_size": 16, "decay": 0.0}
+    return make_kfac(**{**settings, "oversize": "low_rank", "chunk": 64, **fields})
 
 
 def test_a_wide_side_is_low_rank_and_was_a_diagonal():

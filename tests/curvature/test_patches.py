@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpkfc.curvature import row_sampling
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
@@ -20,6 +21,7 @@ from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.sides import Dense
 from dpkfc.memory import peak_bytes
 from tests.curvature.toys import dense_matrix
+from tests.models import randn
 
 N = 6
 
@@ -54,7 +56,7 @@ def _few(monkeypatch):
 def block_of(name):
     torch.manual_seed(0)
     model = CONVS[name]().double()
-    x = torch.randn(N, 4, *(9,) * (1 if name == "line" else 2), dtype=torch.float64)
+    x = randn(N, 4, *(9,) * (1 if name == "line" else 2))
     block = next(
         iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values())
     )
@@ -76,7 +78,7 @@ def test_factors(name, rows_per_dim, sharing):
         layer.add(form)
         found.append({side: dense_matrix(factor) for side, factor in layer.result().sides.items()})
     for side in ("input", "output"):
-        torch.testing.assert_close(found[0][side], found[1][side], rtol=1e-10, atol=1e-12)
+        assert_close(found[0][side], found[1][side], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("last", [None, 1, 4])
@@ -87,21 +89,21 @@ def test_norms_of_examples(name, last):
     d_out, d_in = gradients.shape[1:]
 
     def side(d):
-        root = torch.randn(d, d, dtype=torch.float64)
+        root = randn(d, d)
         root = root @ root.T / d + torch.eye(d, dtype=torch.float64)
         return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
 
     metric = Kronecker(side(d_in), side(d_out))
     squares = metric.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     expected = squares.sqrt()[0 if last is None else N - last :]
-    torch.testing.assert_close(
+    assert_close(
         probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0
     )
     basis = Eigenbasis(
         0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0]
     )
     turned = basis.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
-    torch.testing.assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
+    assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
 
 
 def test_few_rows_take_little_memory_and_many_no_second_copy():

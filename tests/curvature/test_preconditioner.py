@@ -14,6 +14,7 @@ from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.sides import Dense, Identity
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, make_kfac, mlp, rules_of, token_ids
+from tests.models import randn
 
 
 def _norms(kfac, model, metric):
@@ -52,7 +53,7 @@ def test_the_metric_is_the_product_of_damped_roots():
                     cov + 0.2 * cov.trace() / len(cov) * torch.eye(len(cov), dtype=cov.dtype), -0.5
                 )
             )
-        gradient = torch.randn(3, b.shape[1], a.shape[1], dtype=torch.float64)
+        gradient = randn(3, b.shape[1], a.shape[1])
         exact = roots[1] @ gradient @ roots[0]
         assert torch.allclose(
             built.metric[name].apply(gradient),
@@ -160,9 +161,7 @@ def test_the_chunk_changes_nothing(labels):
         for chunk in (40, 7)
     )
     for name, entry in one.metric.items():
-        g = torch.randn(
-            2, _width(one, name, "output"), _width(one, name, "input"), dtype=torch.float64
-        )
+        g = randn(2, _width(one, name, "output"), _width(one, name, "input"))
         assert torch.allclose(entry.apply(g), many.metric[name].apply(g), rtol=1e-7, atol=1e-9)
 
 

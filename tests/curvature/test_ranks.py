@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc import KFAC, PrivacyConfig
 from dpkfc.curvature import PublicData
@@ -77,8 +78,8 @@ def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says():
         5,
     )
     assert isinstance(metric["second"].input, Dense)  # 25 wide, not four times max_rank = 12
-    torch.testing.assert_close(_matrix(metric["first"].input), _exact(5), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(_matrix(metric["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
+    assert_close(_matrix(metric["first"].input), _exact(5), rtol=1e-9, atol=1e-9)
+    assert_close(_matrix(metric["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("ranks", "kept"), [({}, 8), ({"0.A": 20}, 20), ({"0.A": 0}, None)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc import (
     KFAC,
@@ -96,13 +97,13 @@ def test_every_second_example_moves_as_in_a_loop():
             x = x - size * std * smooth / smooth.square().mean().sqrt()
             x = mean + (x - x.mean()) * std / x.std(correction=0)
         assert i % 2 or torch.equal(found[i], x)
-        torch.testing.assert_close(found[i], x)
+        assert_close(found[i], x)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])
 def test_the_chunk_changes_nothing(chunk):
     run = _run(Refined(DeadLeaves(SHAPE), 2))
-    torch.testing.assert_close(_seen(_model(), replace(run, chunk=chunk)), _seen(_model(), run))
+    assert_close(_seen(_model(), replace(run, chunk=chunk)), _seen(_model(), run))
 
 
 def test_examples_without_a_gradient_or_without_contrast_stay():
@@ -112,7 +113,7 @@ def test_examples_without_a_gradient_or_without_contrast_stay():
     refined = Refined(PinkNoise(SHAPE), 2).refine(
         x, lambda x, _: x.flatten(1).pow(4).sum(1) * weight, slice(0, 6)
     )
-    torch.testing.assert_close(refined[:5], x[:5])
+    assert_close(refined[:5], x[:5])
     assert not torch.allclose(refined[5], x[5])
 
 

@@ -5,16 +5,18 @@ matrices.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import measure_distance, measure_drift
 from dpkfc.curvature.factor_sums import FactorAccumulator
-from tests.curvature.toys import capture, dense_matrix, mlp
+from tests.curvature.toys import capture, dense_matrix, make_kfac, mlp
 
 SETTINGS = [{}, {"shape": "diagonal"}, {"shape": "isotropic"}]
 
@@ -40,10 +42,7 @@ def sums_of(n, settings, seed=0):
     return made
 
 
-def _kfac(**fields):
-    return KFAC(
-        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 24, "chunk": 16, **fields}
-    )
+_kfac = partial(make_kfac, probe_size=24)
 
 
 # -- sums
@@ -70,19 +69,19 @@ def test_an_average_is_that_of_its_weights(counts, settings):
         mean = torch.diag(
             mean.diagonal() if settings["shape"] == "diagonal" else mean.diagonal().mean().expand(6)
         )
-    torch.testing.assert_close(matrix_of(running), mean, rtol=1e-12, atol=1e-12)
+    assert_close(matrix_of(running), mean, rtol=1e-12, atol=1e-12)
 
 
 def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
     past, new = sums_of(3, {"max_size": 4}), sums_of(2, {"max_size": 4}, 1)
     later = past.decayed(0.9)
     later.merge(new)
-    torch.testing.assert_close(matrix_of(later), matrix_of(new))
+    assert_close(matrix_of(later), matrix_of(new))
     # it became a diagonal, which costs nothing to keep
     folded = sums_of(9, {"max_size": 4}).decayed(0.5)
     folded.merge(sums_of(9, {"max_size": 4}, 1))
     want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
-    torch.testing.assert_close(matrix_of(folded), torch.diag(want))
+    assert_close(matrix_of(folded), torch.diag(want))
 
 
 @pytest.mark.parametrize("first", SETTINGS)
@@ -116,7 +115,7 @@ def test_of_a_wide_side_the_first_pairs_are_kept_and_the_trace():
     )
     kept = past.remembered(factor)
     assert kept.total is None and kept.row_count == keep
-    torch.testing.assert_close(matrix_of(kept), dense_matrix(factor), rtol=1e-9, atol=1e-12)
+    assert_close(matrix_of(kept), dense_matrix(factor), rtol=1e-9, atol=1e-12)
     later = kept.decayed(share)
     one = FactorAccumulator(d, decays=True)
     one.add(new, 20)
@@ -127,12 +126,29 @@ def test_of_a_wide_side_the_first_pairs_are_kept_and_the_trace():
     rest = share * 300 * factor.rest / (share * 300 + 20)
     found, exact = later.result(keep), torch.linalg.eigvalsh(expected).flip(0)
     # Two rounds from the pairs of the past follow the new ones.
-    torch.testing.assert_close(found.values[:6], exact[:6], rtol=1e-2, atol=0)
+    assert_close(found.values[:6], exact[:6], rtol=1e-2, atol=0)
     assert found.trace == pytest.approx(float(expected.trace()) + rest, rel=1e-12)
     assert later.result(None).values[0] == pytest.approx(float(exact[0]), rel=1e-6)
 
 
 # -- refreshes
+
+
+def dense_factors(kfac, model, step):
+    return {
+        name: {side: dense_matrix(x) for side, x in factors.sides.items()}
+        for name, factors in kfac.factors(model, capture, step).items()
+    }
+
+
+def assert_spectra_are_of_means(built, weights, refreshes):
+    """Compare the eigenvalues with those of the weighted mean of the factors of refreshes."""
+    for name, sides in built.spectra.items():
+        for side, role in (("A", "input"), ("G", "output")):
+            parts = zip(weights, refreshes, strict=True)
+            mean = sum(w * dense[name][role] for w, dense in parts) / sum(weights)
+            expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
+            assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
 
 
 def test_a_refresh_averages_with_the_ones_before():
@@ -142,22 +158,11 @@ def test_a_refresh_averages_with_the_ones_before():
     built, dense = None, []
     for step in (0, 50, 100):
         built = kfac.build(model, capture, step, previous=built)
-        dense.append(
-            {
-                n: {s: dense_matrix(x) for s, x in f.sides.items()}
-                for n, f in plain.factors(model, capture, step).items()
-            }
-        )
+        dense.append(dense_factors(plain, model, step))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
-    for name, sides in built.spectra.items():
-        for side, role in (("A", "input"), ("G", "output")):
-            mean = (
-                0.36 * dense[0][name][role] + 0.6 * dense[1][name][role] + dense[2][name][role]
-            ) / 1.96
-            expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
-            torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
+    assert_spectra_are_of_means(built, [0.36, 0.6, 1.0], dense)
 
 
 def test_later_refreshes_may_look_at_fewer_examples():
@@ -165,28 +170,13 @@ def test_later_refreshes_may_look_at_fewer_examples():
     at that step.
     """
     model = mlp().double()
-    whole, few = (
-        _kfac(probe_size=8, max_rank=None, scale="raw"),
-        _kfac(probe_size=2, max_rank=None, scale="raw"),
-    )
-    dense = [
-        {
-            n: {s: dense_matrix(x) for s, x in f.sides.items()}
-            for n, f in of.factors(model, capture, step).items()
-        }
-        for of, step in ((whole, 0), (few, 50))
-    ]
+    whole, few = (_kfac(probe_size=n, max_rank=None, scale="raw") for n in (8, 2))
+    dense = [dense_factors(whole, model, 0), dense_factors(few, model, 50)]
     kfac = replace(whole, decay=0.75, later_probe_size=2)
-    built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
-    assert (
-        kfac.build(model, capture, 0).digest
-        == replace(kfac, later_probe_size=None).build(model, capture, 0).digest
-    )
-    for name, sides in built.spectra.items():
-        for side, role in (("A", "input"), ("G", "output")):
-            mean = (6 * dense[0][name][role] + 2 * dense[1][name][role]) / 8
-            expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
-            torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
+    first = kfac.build(model, capture, 0)
+    assert first.digest == replace(kfac, later_probe_size=None).build(model, capture, 0).digest
+    built = kfac.build(model, capture, 50, previous=first)
+    assert_spectra_are_of_means(built, [6, 2], dense)
 
 
 def test_by_default_later_refreshes_take_a_sixteenth_of_the_probe():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_sums import FactorAccumulator
@@ -74,7 +75,7 @@ def test_parts_of_a_factor_add_up(counts, settings, scales):
     for part in parts[1:]:
         joined.merge(part)
     assert joined.note == whole.note
-    torch.testing.assert_close(matrix_of(joined), matrix_of(whole), rtol=1e-12, atol=1e-300)
+    assert_close(matrix_of(joined), matrix_of(whole), rtol=1e-12, atol=1e-300)
 
 
 def blocks(n):
@@ -99,9 +100,7 @@ def test_parts_of_a_layer_add_up(kind):
         joined.merge(part)
     expected = whole.result()
     for side, factor in joined.result().sides.items():
-        torch.testing.assert_close(
-            factor.spectrum, expected.sides[side].spectrum, rtol=1e-10, atol=1e-12
-        )
+        assert_close(factor.spectrum, expected.sides[side].spectrum, rtol=1e-10, atol=1e-12)
 
 
 def test_layers_are_divided_by_cost_in_their_order():

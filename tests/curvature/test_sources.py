@@ -5,17 +5,19 @@ not fit.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import KFAC, NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
+from dpkfc.curvature import NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.report.card import CardFacts, build_card, stamp
 from dpkfc.report.card_files import to_markdown
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, mlp
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, dense_matrix, make_kfac, mlp
 
 
 def net():
@@ -30,10 +32,7 @@ def public(classes=4, n=40):
     )
 
 
-def kfac(**settings):
-    return KFAC(
-        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 32, "chunk": 16, **settings}
-    )
+kfac = partial(make_kfac, probe_size=32)
 
 
 # -- hybrids ---------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def test_the_random_control_has_the_spectrum_and_other_directions():
             found = [eigenvalues(getattr(e, side)) for e in (one, other)]
             # the scale on the probe is another
             found = [x / x.prod() ** (1 / len(x)) for x in found]
-            torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0)
+            assert_close(found[0], found[1], rtol=1e-6, atol=0)
         assert (
             float((one.input.root - other.input.root * one.input.norm / other.input.norm).norm())
             > 0.1
@@ -109,7 +108,7 @@ def test_the_control_permutes_diagonals():
     ]
     scales = [f.metric["norm"].scale["weight"] for f in found]
     assert not torch.equal(*scales)
-    torch.testing.assert_close(*(s.sort().values for s in scales))
+    assert_close(*(s.sort().values for s in scales))
     with pytest.raises(ValueError, match="control must be one of"):
         kfac(control="shuffled")
 

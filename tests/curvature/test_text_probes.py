@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.curvature import KFAC, Probe, TokenNoise
+from dpkfc.curvature import Probe, TokenNoise
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied
-from tests.curvature.toys import dense_matrix
+from tests.curvature.toys import dense_matrix, make_kfac
+from tests.models import randn
 
 F64 = torch.float64
 PROBE = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0)
@@ -63,11 +64,7 @@ def _build(model, kfac, factors=False):
     )
 
 
-def _kfac(**fields):
-    uncut = {"rows_per_dim": None, "max_rank": None}
-    return KFAC(
-        **{"probe": PROBE, "sides": "both", "probe_size": 24, "chunk": 10, **uncut, **fields}
-    )
+_kfac = partial(make_kfac, probe=PROBE, probe_size=24, chunk=10, rows_per_dim=None, max_rank=None)
 
 
 def _loop(model, kfac, name):
@@ -175,8 +172,8 @@ def test_inputs_that_do_not_belong_together_are_named():
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
     n, s, t, v, d = 5, 3, 4, 7, 3
-    lookup = Lookup(torch.randint(v, (n, s)), torch.randn(n, s, d, dtype=F64), v)
-    outer = Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, v, dtype=F64))
+    lookup = Lookup(torch.randint(v, (n, s)), randn(n, s, d), v)
+    outer = Outer(randn(n, t, d), randn(n, t, v))
     layer = LayerAccumulator(Tied(lookup, outer), FactorOptions(sharing=sharing))
     for rows in (slice(0, 2), slice(2, n)):
         layer.add(

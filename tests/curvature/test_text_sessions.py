@@ -4,22 +4,25 @@ and bad probes by name.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
+from dpkfc.curvature import FeatureNoise, PinkNoise, Probe, PublicData, TokenNoise
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.sides import Diagonal
-from dpkfc.session import Session
+from tests.curvature.toys import make_kfac
 from tests.models import VOCABULARY, add_lora, bert, gpt2
+from tests.sessions import open_session
 
-F64, N, B, V, T = torch.float64, 20, 6, VOCABULARY, 7
+N, V, T = 20, VOCABULARY, 7
 ENDS = {"cls_id": 1, "sep_id": 2, "pad_id": 0}
 UNIFORM = TokenNoise(V, T, **ENDS)
 PROBES = {
@@ -75,23 +78,7 @@ def _losses(model, batch):
     return losses.sum(1) / (targets != -100).sum(1)
 
 
-def _session(model, preconditioner, lr=0.1, noise=0.0, **config):
-    settings = {
-        "expected_batch_size": B,
-        "steps": 3,
-        "max_grad_norm": 0.5,
-        "test_mode_seed": 3,
-        **config,
-    }
-    plan = PrivacyConfig(preconditioner=preconditioner, **settings).with_noise(noise, 1e-3, N)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return Session(plan, model, torch.optim.SGD(trained, lr), Texts(_texts()))
-
-
-def _kfac(**fields):
-    return KFAC(
-        **{"sides": "both", "probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields}
-    )
+_kfac = partial(make_kfac, probe=UNIFORM, probe_size=24, every=2)
 
 
 @pytest.mark.quick("table")
@@ -110,13 +97,11 @@ def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(la
     reads = torch.bincount(inputs["input_ids"][inputs["attention_mask"] == 1], minlength=V).double()
     found = build(kfac.factors)[name].sides["input"].values
     smoothed = (reads + 1) * reads.sum() / (reads.sum() + V) / 200
-    torch.testing.assert_close(found, smoothed, rtol=1e-10, atol=0.0)
+    assert_close(found, smoothed, rtol=1e-10, atol=0.0)
     entry = build(kfac.build).metric[name]
     assert isinstance(entry, Kronecker) and isinstance(entry.input, Diagonal)
     exact = (smoothed / smoothed.mean() + 0.1).pow(-0.5)
-    torch.testing.assert_close(
-        entry.input.scale / entry.input.scale[0], exact / exact[0], rtol=1e-9, atol=0.0
-    )
+    assert_close(entry.input.scale / entry.input.scale[0], exact / exact[0], rtol=1e-9, atol=0.0)
     assert int(reads[0]) == 0 and float(entry.input.scale.max()) == float(entry.input.scale[0])
 
 
@@ -204,7 +189,7 @@ BAD = {
 def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
     kind, probe, message = BAD[fault]
     model = MODELS[kind]()
-    with _session(model, _kfac(probe=probe)) as s:
+    with open_session(model, Texts(_texts()), preconditioner=_kfac(probe=probe)) as s:
         before = [p.detach().clone() for p in model.parameters()]
         loss_fn = (
             _losses

@@ -19,7 +19,7 @@ from dpkfc.data.poisson_gaps import draw_by_gaps
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.privacy.rng import SamplingStream
 
-N, RATE, STEPS, ALPHA = 200, 0.05, 2000, 1e-4
+STEPS, ALPHA = 2000, 1e-4
 
 
 def draws(sampler, stream=None, steps=STEPS):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.session import Session
-from tests.test_session import data, net, plan, train
+from tests.sessions import open_session
+from tests.test_session import data, net, train
 
 
 class LowRank(nn.Module):
@@ -69,10 +69,7 @@ def test_a_changed_model_is_refused_by_name_before_a_release(change, message, af
     model = net()
     if change is unfrozen:
         model[0].requires_grad_(False)
-    p = plan(1.0)
-    with Session(
-        p, model, torch.optim.SGD([q for q in model.parameters() if q.requires_grad], 0.1), data()
-    ) as s:
+    with open_session(model, data(), steps=4) as s:
         if after:
             train(s, after)
         change(model)

@@ -7,12 +7,13 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.session import Session
-from tests.gradients.loop import loss_fn, randn, taped
+from tests.gradients.loop import loss_fn, taped
 from tests.integrations.opacus_cases import private, scaled, weights
+from tests.models import randn
+from tests.sessions import assert_refused, open_session, train
 
 N, D = 3, 4
 
@@ -44,14 +45,7 @@ class Called(Block):
 
 
 class Deep(nn.Module):
-    def __init__(
-        self,
-        block,
-        reentrant,
-        *,
-        dropout=0.0,
-        first=True,
-    ):
+    def __init__(self, block, reentrant, *, dropout=0.0, first=True):
         super().__init__()
         self.table, self.head = nn.Linear(3, D).requires_grad_(first), nn.Linear(D, 2)
         self.blocks, self.reentrant = nn.ModuleList([block(dropout), block(dropout)]), reentrant
@@ -76,7 +70,7 @@ def test_dropout_inside_a_checkpoint_draws_the_same_numbers():
         found.append(taped(model, loss_fn, batch, N))
     for one, other in zip(*found, strict=True):
         for name, gradient in one.items():
-            torch.testing.assert_close(other[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
+            assert_close(other[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -112,20 +106,12 @@ def test_a_session_with_checkpoints(reentrant):
         torch.manual_seed(0)
         model = TrainingOnly(Called, kind, first=False).double()
         x = torch.randn(20, 5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        plan = PrivacyConfig(expected_batch_size=6, steps=2, test_mode_seed=5).with_noise(
-            1.0, 1e-3, 20
-        )
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
-        with Session(plan, model, optimizer, (x,)) as session:
-            if kind:
-                with pytest.raises(ValueError, match=r"'blocks.0.up'.*use_reentrant=False"):
-                    session.step(next(session.batches()), loss_fn)
-                assert session.ledger.count == 0
-                return
-            for batch in session.batches():
-                session.step(batch, loss_fn)
+        if kind:
+            refused = open_session(model, (x,))
+            return assert_refused(refused, r"'blocks.0.up'.*use_reentrant=False", loss_fn)
+        train(model, (x,), loss_fn)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-12)
+    assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-12)
 
 
 class Unfollowed(nn.Module):
@@ -158,4 +144,4 @@ def test_a_script_may_checkpoint_its_whole_model(make):
                 nn.functional.cross_entropy(call(x), y).backward()
                 optimizer.step()
         found.append(weights(model))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+    assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Change = Callable[[nn.Module], Any]
 
 
 class Counting:

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc import PrivacyConfig, Session, rng_state
-from dpkfc.data.loading import layout
-from dpkfc.gradients import Clip, find_layers
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc import rng_state
+from dpkfc.gradients import find_layers
+from tests.gradients.cases import sum_examples
+from tests.integrations import opacus_cases
 from tests.recording import Heard
-from tests.test_session import loss_fn, weights
+from tests.sessions import cross_entropy, open_session, train
+from tests.test_session import weights
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
@@ -39,34 +39,20 @@ def jitter(batch):
     ).float() + random.random(), batch[1]
 
 
-def one_record(index):
-    return X[index : index + 1], Y[index : index + 1]
-
-
-def summed(p=0.0, augment=None, *, repeatable=False):
-    model = net(p).train()
-    (rows,) = layout(np.arange(40), None)
+def sum_of(model, **settings):
+    """Return the clipped sum over all rows, after all generators were seeded."""
     seeded()
-    found, _ = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(1.0),
-        loss_fn=loss_fn,
-        micro_batches=[((X, Y), rows)],
-        augment=augment,
-        one_record=one_record,
-        repeatable=repeatable,
-    )
+    found, _ = sum_examples(model, (X, Y), 1.0, cross_entropy, **settings)
     return torch.cat([x.flatten() for x in found.values()])
 
 
-@pytest.mark.parametrize(
-    "settings", [{"p": 0.5}, {"augment": jitter}], ids=["dropout", "augmentation"]
-)
-def test_a_seed_does_not_repeat_them(settings):
-    assert not torch.allclose(summed(**settings), summed(**settings))
-    assert torch.equal(summed(**settings, repeatable=True), summed(**settings, repeatable=True))
+@pytest.mark.parametrize(("p", "augment"), [(0.5, None), (0.0, jitter)])
+def test_a_seed_does_not_repeat_them(p, augment):
+    once, twice, *repeated = (
+        sum_of(net(p), augment=augment, repeatable=repeatable)
+        for repeatable in (False, False, True, True)
+    )
+    assert not torch.allclose(once, twice) and torch.equal(*repeated)
 
 
 @pytest.mark.parametrize("devices", [True, False])
@@ -93,19 +79,7 @@ def test_new_numbers_reach_every_generator_that_there_is(monkeypatch, devices):
 def test_the_generators_go_on_where_they_were():
     seeded()
     expected = torch.rand(3), np.random.rand(3), random.random()
-    model = net()
-    seeded()
-    (rows,) = layout(np.arange(40), None)
-    clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(1.0),
-        loss_fn=loss_fn,
-        micro_batches=[((X, Y), rows)],
-        augment=jitter,
-        one_record=one_record,
-    )
+    sum_of(net(), augment=jitter)
     assert (
         torch.equal(torch.rand(3), expected[0])
         and (np.random.rand(3) == expected[1]).all()
@@ -119,19 +93,12 @@ def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
 
     def watched(model, batch):
         seen.append(float(torch.rand(())))
-        return loss_fn(model, batch)
+        return cross_entropy(model, batch)
 
     for _ in range(2):
         model = net()
-        plan = PrivacyConfig(
-            expected_batch_size=8, steps=2, test_mode_seed=test_mode_seed
-        ).with_noise(1.0, 1e-3, len(X))
         seeded()
-        with Session(
-            plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), verify=False
-        ) as session:
-            for batch in session.batches():
-                session.step(batch, watched)
+        train(model, (X, Y), watched, test_mode_seed=test_mode_seed, verify=False)
     half = len(seen) // 2
     assert (seen[:half] == seen[half:]) == (test_mode_seed is not None)
 
@@ -140,8 +107,6 @@ def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
 def test_a_script_in_the_shape_of_opacus(workers):
     found = []
     for _ in range(2):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loader = DataLoader(
             TensorDataset(X, Y),
             batch_size=8,
@@ -149,13 +114,7 @@ def test_a_script_in_the_shape_of_opacus(workers):
             num_workers=workers,
             generator=torch.Generator().manual_seed(1),
         )
-        model, optimizer, loader = PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
+        *_, loader = opacus_cases.private(net(), data_loader=loader, test_mode_seed=None)
         seeded()
         x, y = next(iter(loader))
         found.append((x - y.unsqueeze(1), torch.rand(())))
@@ -172,7 +131,6 @@ def noisy(rows):
 
 def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
     model = net()
-    plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, len(X))
 
     class Sharp(torch.optim.SGD):
         def step(self, closure):
@@ -181,11 +139,11 @@ def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
 
     for kind in (torch.optim.LBFGS, Sharp):
         with pytest.raises(ValueError, match=f"{kind.__name__} steps with a closure"):
-            Session(plan, model, kind(model.parameters()), (X, Y))
+            open_session(model, (X, Y), optimizer=kind(model.parameters()))
     with pytest.raises(
         ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"
     ):
-        Session(plan, model, torch.optim.SparseAdam(list(model.parameters())), (X, Y))
+        open_session(model, (X, Y), optimizer=torch.optim.SparseAdam(list(model.parameters())))
 
 
 def test_a_filter_of_order_two_behind_variances_that_come_and_go():
@@ -206,16 +164,8 @@ def test_a_filter_of_order_two_behind_variances_that_come_and_go():
             return PreconditionerState(metric=metric, step=step)
 
     model = net(0.0)
-    plan = PrivacyConfig(
-        expected_batch_size=8,
-        steps=5,
-        readout="natural",
-        postprocess=(LowPass(),),
-        preconditioner=OnAndOff(),
-    ).with_noise(1.0, 1e-3, len(X))
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (X, Y)) as session:
-        for batch in session.batches():
-            session.step(batch, loss_fn)
+    settings = {"readout": "natural", "postprocess": (LowPass(),), "preconditioner": OnAndOff()}
+    session = train(model, (X, Y), lr=0.01, steps=5, **settings)
     assert session.steps_done == 5 and torch.isfinite(weights(model)).all()
 
 
@@ -224,15 +174,9 @@ def test_a_state_that_is_saved_after_a_step_tells_no_mask(test_mode_seed):
     """The Trainer puts the states of the generators into its checkpoints, and an earlier output
     follows from a later state.
     """
-    model = net()
     loader = DataLoader(TensorDataset(X, Y), batch_size=8)
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        test_mode_seed=test_mode_seed,
+    _, model, optimizer, loader = opacus_cases.private(
+        net(), data_loader=loader, test_mode_seed=test_mode_seed
     )
     x, y = next(iter(loader))
     F.cross_entropy(model(x), y).backward()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.opacus import BatchMemoryManager
@@ -148,9 +149,7 @@ class Stumbling(torch.optim.SGD):
         super().step()
 
 
-def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(
-    tmp_path,
-):
+def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(tmp_path):
     model = net()
     p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, 40)
     path = tmp_path / "ledger.jsonl"
@@ -266,11 +265,9 @@ def test_an_opacus_script_that_is_interrupted(leave):
         assert engine.ledger.count == 2
         expected = sum(row * 1e-2 / row.norm() for row in rows) / opacus_cases.B
         momentum = 0.9 * torch.cat([b.flatten() for b in buffers])
-        torch.testing.assert_close(
-            (before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10
-        )
+        assert_close((before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10)
         released = torch.cat([p.grad.flatten() for p in model.parameters()])
-        torch.testing.assert_close(released, expected, rtol=1e-6, atol=1e-10)
+        assert_close(released, expected, rtol=1e-6, atol=1e-10)
 
 
 # -- the Trainer -----------------------------------------------------------------------------------

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc.data.loading import Part
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations.opacus import PrivacyEngine
+from tests.gradients.cases import sum_examples
+from tests.integrations import opacus_cases
 
 N, D = 4, 3
 FAR = 500.0  # beyond every public row
-Middle = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_fn(model, batch):
@@ -28,15 +24,7 @@ def loss_fn(model, batch):
 
 
 def sum_of(model, x):
-    found, _ = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(0.5),
-        loss_fn=loss_fn,
-        micro_batches=[((x,), Part(np.arange(len(x)), None, len(x)))],
-        one_record=lambda i: (x[i : i + 1],),
-    )
+    found, _ = sum_examples(model, (x,), 0.5, loss_fn)
     return torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
 
 
@@ -46,7 +34,7 @@ def check_alone(make):
     torch.manual_seed(1)
     model = make().double()
     alone = [sum_of(model, x[i : i + 1]) for i in range(N)]
-    torch.testing.assert_close(sum_of(model, x), torch.stack(alone).sum(0))
+    assert_close(sum_of(model, x), torch.stack(alone).sum(0))
 
 
 def gate(x):
@@ -225,25 +213,28 @@ class KeepsIt(ReachesAList):
         return self.last(torch.tanh(self.first(x)) * (FAR / self.largest))
 
 
+def open_script(model, data):
+    """Return model, optimizer and loader of an Opacus script without noise that moves nothing."""
+    return opacus_cases.private(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.0),
+        data_loader=DataLoader(data, batch_size=10),
+        max_grad_norm=0.5,
+    )[1:]
+
+
 @pytest.mark.parametrize("kind", [KeepsIt, ReachesAList, ByMethod, AddsToItsClass])
 def test_memory_of_the_model_of_an_opacus_script(kind):
     x = torch.randn(20, D)
     x[::3, 0] = 10 * FAR
     model = kind()
     alone = torch.stack([sum_of(model, row[None]) for row in x])
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.0),
-        data_loader=DataLoader(TensorDataset(x, torch.arange(20)), batch_size=10),
-        noise_multiplier=0.0,
-        max_grad_norm=0.5,
-        test_mode_seed=1,
-    )
+    model, optimizer, loader = open_script(model, TensorDataset(x, torch.arange(20)))
     for rows, places in loader:
         model(rows).sin().sum(1).mean().backward()
         optimizer.step()
         released = torch.cat([p.grad.flatten() for p in model.parameters()])
-        torch.testing.assert_close(10 * released, alone[places].sum(0), rtol=1e-4, atol=1e-5)
+        assert_close(10 * released, alone[places].sum(0), rtol=1e-4, atol=1e-5)
 
 
 class CountsTexts(nn.Module):
@@ -257,19 +248,10 @@ class CountsTexts(nn.Module):
 
 def test_texts_that_an_opacus_script_hands_to_its_model():
     rows = [(torch.randn(D), "aeiou"[i % 5]) for i in range(20)]
-    model = CountsTexts()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(rows, batch_size=10),
-        noise_multiplier=0.0,
-        max_grad_norm=0.5,
-        test_mode_seed=1,
-    )
+    model, optimizer, loader = open_script(CountsTexts(), rows)
     x, texts = next(iter(loader))
     alone = torch.stack([sum_of(model.layer, row[None]) for row in x])
     model(x, texts).sin().sum(1).mean().backward()
     optimizer.step()
     released = torch.cat([p.grad.flatten() for p in model.parameters()])
-    torch.testing.assert_close(10 * released, alone.sum(0), rtol=1e-4, atol=1e-5)
+    assert_close(10 * released, alone.sum(0), rtol=1e-4, atol=1e-5)

@@ -8,15 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc.session import Session
-from tests.test_session import N, data, loss_fn, net, plan
+from tests.sessions import cross_entropy, open_session, train
+from tests.test_session import N, data, net
 
 
-def step(model, dataset, loss=loss_fn):
-    session = Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), dataset)
-    with session:
-        session.step(next(iter(session.batches())), loss)
-    return session
+def step(model, dataset, loss=cross_entropy):
+    return train(model, dataset, loss, steps=1, size=N)
 
 
 def test_numpy_arrays_are_named():
@@ -57,18 +54,16 @@ def test_what_holds_data_but_no_records_is_named(kind):
 
 
 def test_a_batch_of_indices_is_no_batch_of_data():
-    with Session(
-        plan(1.0), model := net(), torch.optim.SGD(model.parameters(), 0.1), data()
-    ) as session:
+    with open_session(net(), data()) as session:
         batch = next(iter(session.batches()))
         with pytest.raises(TypeError, match=r"session.step\(batch, loss_fn\)"):
             x, y = batch
-        assert session.step(batch, loss_fn).step == 0
+        assert session.step(batch, cross_entropy).step == 0
 
 
 def test_the_users_own_index_error_is_left_alone():
     def mistaken(model, batch):
-        return [loss_fn(model, batch)][1]
+        return [cross_entropy(model, batch)][1]
 
     with pytest.raises(IndexError, match="list index out of range"):
         step(net(), data(), mistaken)
@@ -116,10 +111,5 @@ def test_a_batch_with_sparse_tensors_is_left_to_the_loss():
     def loss(model, batch):
         return F.cross_entropy(model(batch[0].to_dense()), batch[1], reduction="none")
 
-    model = net()
-    with Session(
-        plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), (x, y), collate_fn=sparse
-    ) as session:
-        for batch in session.batches():
-            session.step(batch, loss)
-    assert session.steps_done == 6
+    session = train(net(), (x, y), loss, collate_fn=sparse)
+    assert session.steps_done == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from dpkfc import PrivacyConfig, Session
-from dpkfc.integrations.opacus import PrivacyEngine
+from tests import sessions
 from tests.gradients.test_public_comparisons import Texts
+from tests.integrations import opacus_cases
 from tests.models import Words
+from tests.sessions import cross_entropy
 
 COUNT = 24
-Record = tuple[Any, ...]
 
 
 class Rows:
@@ -72,10 +70,6 @@ def last_axis_padded(rows):
     return torch.stack(wide), torch.tensor([label for _, label in rows])
 
 
-def classify(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def tag(model, batch):
     losses = F.binary_cross_entropy_with_logits(model(batch[0]), batch[1], reduction="none")
     return losses.mean(1)
@@ -96,23 +90,17 @@ def spectrum(length, generator):
     return torch.randn(4, length, generator=generator), 1
 
 
-def train(data, model, collate, loss_fn=classify):
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(
-        1.0, 1e-3, len(data)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with Session(plan, model, optimizer, data, collate_fn=collate) as session:
-        for batch in session.batches():
-            session.step(batch, loss_fn)
+def train(data, model, collate, loss_fn=cross_entropy):
+    sessions.train(model, data, loss_fn, collate_fn=collate)
 
 
 @pytest.mark.parametrize(
     ("make", "model", "collate", "loss_fn"),
     [
         (text_with_several_labels, Words(6), padded, tag),
-        (text, Words(), padded_to_64, classify),
-        (words, Words(), tokenised, classify),
-        (spectrum, MeanOverTime(), last_axis_padded, classify),
+        (text, Words(), padded_to_64, cross_entropy),
+        (words, Words(), tokenised, cross_entropy),
+        (spectrum, MeanOverTime(), last_axis_padded, cross_entropy),
     ],
     ids=["two lengths in a record", "multiples of 64", "texts of words", "the last axis"],
 )
@@ -163,13 +151,8 @@ SCRIPTS = [
 
 
 def run_script(model, change, collate):
-    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        data_loader=DataLoader(Texts(), batch_size=12, collate_fn=collate),
-        test_mode_seed=1,
+    _, model, optimizer, loader = opacus_cases.private(
+        model, data_loader=DataLoader(Texts(), batch_size=12, collate_fn=collate)
     )
     for ids, label in loader:
         optimizer.zero_grad()

@@ -10,6 +10,7 @@ from weakref import ref
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
@@ -279,7 +280,7 @@ def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(own, kind):
     assert max(model[-1].seen) == 4
     # half of the batch, in the first refresh; the second one remembers
     assert model[-1].failed == [6]
-    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-9, atol=1e-10)
+    assert_close(weights(model), weights(whole), rtol=1e-9, atol=1e-10)
 
 
 def test_a_given_size_is_named_and_nothing_is_charged():
@@ -298,9 +299,7 @@ def test_a_given_size_is_named_and_nothing_is_charged():
         assert torch.equal(before, weights(model))
 
 
-def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
-    monkeypatch,
-):
+def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(monkeypatch):
     seen = {}
     for free in (1 << 50, 12_000):
         monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
@@ -373,9 +372,7 @@ def test_what_does_not_fit_on_one_process_is_made_smaller_on_all():
         4,
         2,
     )
-    torch.testing.assert_close(
-        torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10
-    )
+    assert_close(torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10)
     for message, charged in (*refused, *others):
         assert (
             "4 probe examples does not fit into memory" in message

@@ -292,13 +292,7 @@ CASES = [
 @pytest.mark.quick("3-*")
 @pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_resumed_run_is_the_run(
-    tmp_path,
-    optimizer,
-    schedule,
-    settings,
-    stop,
-):
+def test_a_resumed_run_is_the_run(tmp_path, optimizer, schedule, settings, stop):
     whole = tmp_path / "whole"
     whole.mkdir()
     torch.manual_seed(7)

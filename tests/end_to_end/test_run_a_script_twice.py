@@ -7,21 +7,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpkfc import PrivacyConfig, Session
 from dpkfc.checkpoint import CheckpointError
-from tests.test_session import N, data, loss_fn, net, weights
+from tests.sessions import cross_entropy, open_session
+from tests.test_session import data, net, weights
+
+
+def start(folder, **how):
+    settings = {"steps": 4, "test_mode_seed": None, "ledger_path": folder / "ledger.jsonl"}
+    return open_session(net(), data(), **settings, **how)
 
 
 def script(folder, steps, **how):
-    model = net()
-    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    path = folder / "ledger.jsonl"
-    with Session(plan, model, optimizer, data(), ledger_path=path, **how) as session:
+    with start(folder, **how) as session:
         for _, batch in zip(range(steps), session.batches(), strict=False):
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
         session.save(folder / "checkpoint")
-    return weights(model)
+    return weights(session.model)
 
 
 @pytest.mark.parametrize("steps", [2, 4])
@@ -38,18 +39,9 @@ def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(tmp_pat
     assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
     with pytest.raises(RuntimeError, match="from before .* stays as it is|holds no weights of"):
         script(tmp_path, 1, resume=True)
-    model = net()
-    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
-    with Session(
-        plan,
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        data(),
-        ledger_path=tmp_path / "ledger.jsonl",
-        resume=True,
-    ) as session:
+    with start(tmp_path, resume=True) as session:
         session.restore(tmp_path / "checkpoint")
-        assert torch.equal(weights(model), trained)
+        assert torch.equal(weights(session.model), trained)
         session.save(tmp_path / "checkpoint")
 
 
@@ -57,63 +49,33 @@ def test_a_session_saves_again_what_it_saved_itself(tmp_path):
     """A job that was killed before its first checkpoint left releases in the ledger, and no
     checkpoint to go on from.
     """
-    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
-    for steps in (1, 3):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with Session(
-            plan,
-            model,
-            optimizer,
-            data(),
-            ledger_path=tmp_path / "ledger.jsonl",
-            resume=steps > 1,
-        ) as session:
-            for _, batch in zip(range(steps), session.batches(), strict=False):
-                session.step(batch, loss_fn)
-                if steps > 1:
-                    session.save(tmp_path / "checkpoint")
+    with start(tmp_path) as session:
+        session.step(next(session.batches()), cross_entropy)
+    with start(tmp_path, resume=True) as session:
+        for batch in session.batches():
+            session.step(batch, cross_entropy)
+            session.save(tmp_path / "checkpoint")
     assert session.steps_done == 4
 
 
 def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(tmp_path):
     (tmp_path / "other").mkdir()
     script(tmp_path / "other", 3)
-    plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
-    for saves in (False, True):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with Session(
-            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl", resume=saves
-        ) as session:
-            session.step(next(session.batches()), loss_fn)
-            if saves:
-                with pytest.raises(CheckpointError, match="stays as it is"):
-                    session.save(tmp_path / "other" / "checkpoint")
+    with start(tmp_path) as session:
+        session.step(next(session.batches()), cross_entropy)
+    with start(tmp_path, resume=True) as session:
+        session.step(next(session.batches()), cross_entropy)
+        with pytest.raises(CheckpointError, match="stays as it is"):
+            session.save(tmp_path / "other" / "checkpoint")
 
 
 def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path):
-    model = net()
-    plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
-    with Session(
-        plan,
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        data(),
-        ledger_path=tmp_path / "ledger.jsonl",
-    ) as session:
+    with start(tmp_path) as session:
         for batch in session.batches():
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
             with pytest.raises(
                 CheckpointError, match=r"holds 'ledger\.jsonl'.* a folder of its own"
             ):
                 session.save(tmp_path)
-    with Session(
-        plan,
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        data(),
-        ledger_path=tmp_path / "ledger.jsonl",
-        resume=True,
-    ) as session:
-        assert session.steps_done == 2 and list(session.batches()) == []
+    with start(tmp_path, resume=True) as session:
+        assert session.steps_done == 4 and list(session.batches()) == []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
@@ -40,7 +41,7 @@ def test_the_result_does_not_depend_on_what_fits(capacity, kind, preconditioner)
     with session(plan(1.0, max_physical_batch_size="auto", **settings), model) as s:
         train(s)
         assert s.ledger.count == 3
-    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+    assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
     assert max(model[2].seen) <= capacity
 
 
@@ -62,7 +63,7 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again():
         record = s.step(next(s.batches()), counting)
         assert record.release == s.ledger.count == 1
     assert sorted(steps, reverse=True) == [4, *[1] * record.batch_size]
-    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+    assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
 
 
 def test_a_size_that_was_given_is_kept_and_named():
@@ -130,9 +131,7 @@ def test_processes_of_one_host_share_its_memory(monkeypatch):
     assert bounds[0] == pytest.approx(4 * bounds[1], rel=0.1)
 
 
-def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(
-    monkeypatch,
-):
+def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch):
     """A row of this model makes a few thousand bytes; the rest is arithmetic."""
     shapes = Heard()
 
@@ -155,7 +154,7 @@ def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(
     assert 4 < results[16_000][0] < N and results[16_000][1] <= results[16_000][0]
     assert results[0][0] == results[0][1] == 1
     for _, _, found in results.values():
-        torch.testing.assert_close(found, results[0][2], rtol=1e-10, atol=1e-11)
+        assert_close(found, results[0][2], rtol=1e-10, atol=1e-11)
 
 
 def test_peak_bytes_counts_what_exists_at_one_time():
@@ -237,7 +236,7 @@ def test_workers_are_started_again_after_a_failed_try():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with Session(auto, model, optimizer, Mapped(), num_workers=1) as s:
         train(s)
-    torch.testing.assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
+    assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
 
 
 def test_no_text_of_an_error_reaches_the_log(caplog):

@@ -10,20 +10,19 @@ from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.model_checks import check_finite
-from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.session import Session
-from tests.test_session import data, kfac, loss_fn, net, plan
+from tests.integrations import opacus_cases
+from tests.sessions import open_session
+from tests.test_session import data, kfac, net, train
 
 NAN, INF = math.nan, math.inf
 
 
 def released(model, dataset, rate=0.1, *, verify=True, **settings):
     """A session whose steps end in an error about finite numbers."""
-    p = plan(1.0, expected_batch_size=20, steps=5, **settings)
-    session = Session(p, model, torch.optim.SGD(model.parameters(), rate), dataset, verify=verify)
+    settings = {"expected_batch_size": 20, "steps": 5, **settings}
+    session = open_session(model, dataset, lr=rate, verify=verify, **settings)
     with session, pytest.raises(ValueError, match="NaN or infin"):
-        for batch in session.batches():
-            session.step(batch, loss_fn)
+        train(session)
     return session
 
 
@@ -54,20 +53,9 @@ def test_a_script_in_the_style_of_opacus_spends_nothing_either():
     with torch.no_grad():
         model.weight[0, 0] = NAN
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    engine = PrivacyEngine()
-    model, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )[:3]
+    engine, *script = opacus_cases.private(model, data_loader=loader, noise_multiplier=1.0)
     with engine, pytest.raises(ValueError, match="'weight' holds NaN"):
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels % 4).backward()
-            optimizer.step()
+        opacus_cases.train(*script)
     assert engine.ledger.count == 0
 
 

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpkfc.release_pipeline
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.one_pass import example_gradient
 from dpkfc.session import Session
-from tests.gradients.cases import Scaled, reader
+from tests.gradients.cases import Scaled, sum_examples
+from tests.sessions import assert_refused, open_session
 from tests.test_session import N, data, plan
 
 
@@ -75,43 +73,15 @@ def inside(dtype):
     return loss
 
 
-def run(
-    model,
-    loss=loss_fn,
-    noise=0.0,
-    lr=0.5,
-    **settings,
-):
-    """Three steps of a run, verification included."""
-    p = plan(noise, **{"steps": 3, "max_grad_norm": 0.5, **settings})
-    with Session(p, model, torch.optim.SGD(model.parameters(), lr), sentences()) as s:
-        for batch in s.batches():
-            s.step(batch, loss)
-    return s
-
-
 def summed(model, loss=loss_fn):
-    from dpkfc.data.loading import layout
-
-    batches = [(sentences(), part) for part in layout(range(N))]
-    sums, norms = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(0.5),
-        loss_fn=loss,
-        micro_batches=batches,
-        one_record=reader(sentences()),
-    )
+    sums, norms = sum_examples(model, sentences(), 0.5, loss)
     assert {x.dtype for x in sums.values()} == {torch.float32}
     assert norms.dtype == torch.float64
     return torch.cat([sums[n].flatten() for n, _ in model.named_parameters()]), norms
 
 
 @pytest.mark.parametrize("precision", ["bfloat16 weights", "bfloat16 autocast", "float16 autocast"])
-def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(
-    precision,
-):
+def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(precision):
     """Stated bound: 4 roundings of the type in which the model computes; what follows the model
     adds none of that size.
     """
@@ -206,8 +176,7 @@ def test_mixed_examples_are_still_found(where):
             return F.cross_entropy((scores - scores.mean(0)).float(), batch[1], reduction="none")
 
     model = block(torch.bfloat16 if where == "weights" else torch.float32)
-    with pytest.raises(ValueError, match="mixes examples"):
-        run(model, mixing)
+    assert_refused(open_session(model, sentences()), "mixes examples", mixing)
 
 
 def test_a_grad_scaler_is_refused():
@@ -216,10 +185,10 @@ def test_a_grad_scaler_is_refused():
     """
     model, scaler = block(), torch.amp.GradScaler("cpu")
     with pytest.raises(ValueError, match=r"GradScaler cannot step a private run.*bfloat16"):
-        Session(plan(1.0), model, scaler, sentences())
+        open_session(model, sentences(), optimizer=scaler)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.scaler = scaler  # as accelerate's optimizer holds one
     with pytest.raises(ValueError, match="GradScaler cannot step a private run"):
-        Session(plan(1.0), model, optimizer, sentences())
+        open_session(model, sentences(), optimizer=optimizer)
     with pytest.raises(ValueError, match="must be a torch.optim.Optimizer, got dict"):
-        Session(plan(1.0), model, {}, sentences())
+        open_session(model, sentences(), optimizer={"lr": 0.1})

@@ -8,14 +8,14 @@ from functools import cache
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations.opacus import PrivacyEngine
-from dpkfc.session import Session
 from tests.gradients.whitened import clipped
+from tests.integrations import opacus_cases
+from tests.sessions import cross_entropy, train
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
 
 BROKEN = {
@@ -43,7 +43,7 @@ def test_the_run_is_the_one_without_the_example(value, settings, preconditioner)
     # an overflow in the inputs alone may still have a finite gradient, which is then clipped
     if value != 1e300:
         expected = masked(tuple(settings.items()), preconditioner)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+        assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @cache
@@ -62,12 +62,10 @@ def trained(value, settings, preconditioner):
         x[5] = value
 
     def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none") * batch[2]
+        return cross_entropy(model, batch) * batch[2]
 
-    p = plan(1.0, expected_batch_size=20, steps=3, preconditioner=preconditioner, **settings)
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x, y, mask)) as s:
-        for batch in s.batches():
-            s.step(batch, loss)
+    settings = {"expected_batch_size": 20, "steps": 3, **settings}
+    train(model, (x, y, mask), loss, preconditioner=preconditioner, **settings)
     return weights(model)
 
 
@@ -96,16 +94,7 @@ def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify):
     x[::3] = float("nan")
     nn.init.zeros_(model.head.weight)
 
-    def loss(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    p, optimizer = (
-        plan(1.0, expected_batch_size=7, steps=30),
-        torch.optim.SGD(model.parameters(), 0.1),
-    )
-    with Session(p, model, optimizer, (x, y), verify=verify) as s:
-        for batch in s.batches():
-            s.step(batch, loss)
+    train(model, (x, y), expected_batch_size=7, steps=30, verify=verify)
     assert bool(weights(model).isfinite().all())
 
 
@@ -129,7 +118,7 @@ def test_a_gradient_that_is_infinite_for_one_example_contributes_zero():
     _, expected = clipped(model, find_layers(model), (x[1:],), loss, 1.0)
     x[0] = 0.0
     _, total = clipped(model, find_layers(model), (x,), loss, 1.0)
-    torch.testing.assert_close(total["gain"], expected["gain"])
+    assert_close(total["gain"], expected["gain"])
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -146,19 +135,13 @@ def by_session(missing):
 def by_engine(missing):
     x, y = data(dtype=torch.float32)
     x[:missing, 2] = float("nan")
-    model, engine = net(torch.float32), PrivacyEngine(accountant="rdp")
-    model, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
+    engine, model, optimizer, loader = opacus_cases.private(
+        net(torch.float32),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=N // 2),
         verify=False,
+        test_mode_seed=None,
     )
-    for inputs, labels in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+    opacus_cases.train(model, optimizer, loader)
     engine.close()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.federated import Client, LocalModel, PerUpload, TrustedServer
@@ -23,8 +22,6 @@ N, D, C = 6, 4, 0.5
 EXTREMES = (1e20, -3.4e38, 1.7e12, float("nan"), float("inf"), -float("inf"), 1e-42, 1.7e18)
 X = torch.randn(N, D, generator=torch.Generator().manual_seed(3))
 Y = torch.randn(N, generator=torch.Generator().manual_seed(4))
-
-Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 def squared_error(model, batch):
@@ -104,8 +101,8 @@ def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
     kept = [i for i in range(N) if i != place]
     assert bool(torch.isfinite(total).all()) and float(own.norm()) <= C * (1 + 1e-6)
     assert float((total - others).norm()) <= C * (1 + 1e-5)
-    torch.testing.assert_close(total - own, others, rtol=0, atol=1e-5 * C)
-    torch.testing.assert_close(norms[kept], norms_of_others, rtol=1e-5, atol=0)
+    assert_close(total - own, others, rtol=0, atol=1e-5 * C)
+    assert_close(norms[kept], norms_of_others, rtol=1e-5, atol=0)
 
 
 def federated(data, loss, privacy):
@@ -128,13 +125,11 @@ def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradie
     x, y = with_extreme(value, place, entry)
     own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
     moved = federated((x, y), loss, privacy) - federated(without(place), loss, privacy)
-    torch.testing.assert_close(moved, own, rtol=0, atol=1e-5 * C)
+    assert_close(moved, own, rtol=0, atol=1e-5 * C)
 
 
 @pytest.mark.parametrize("value", EXTREMES)
-def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(
-    value,
-):
+def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(value):
     """The check may read types and shapes of a record, so the same loss must pass whatever its
     values are.
     """

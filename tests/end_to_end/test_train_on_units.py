@@ -38,14 +38,7 @@ def plan(noise=0.0, units=8, **settings):
     return PrivacyConfig(**values).with_noise(noise, 1e-3, units)
 
 
-def session(
-    p,
-    model,
-    dataset=None,
-    units=OWNERS,
-    optimizer=None,
-    **options,
-):
+def session(p, model, dataset=None, units=OWNERS, optimizer=None, **options):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     return Session(
         p, model, optimizer, records() if dataset is None else dataset, units=units, **options

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpkfc import KFAC, PrivacyConfig, Session, TokenNoise
 from dpkfc.gradients import capture
@@ -20,8 +18,6 @@ from tests.models import VOCABULARY, add_lora, bert, classify, gpt2, predict_nex
 pytest.importorskip("transformers")
 
 N, LENGTHS = 4, (6, 3, 5, 1)
-Batch = dict[str, Tensor]
-Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 def padded(to=6):
@@ -133,9 +129,9 @@ def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
     batches.append({**batches[-1], "input_ids": filled})
     results = [clipped(model, layers, batch, loss, 0.7, metric) for batch in batches]
     for norms, total in results[1:]:
-        torch.testing.assert_close(norms, results[0][0], rtol=1e-10, atol=1e-12)
+        assert_close(norms, results[0][0], rtol=1e-10, atol=1e-12)
         for parameter, expected in results[0][1].items():
-            torch.testing.assert_close(total[parameter], expected, rtol=1e-9, atol=1e-11)
+            assert_close(total[parameter], expected, rtol=1e-9, atol=1e-11)
 
 
 # -- adapters --------------------------------------------------------------------------------------

@@ -10,29 +10,26 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc import PrivacyConfig, Session, weights
+from dpkfc import weights
 from dpkfc.integrations.opacus import PrivacyEngine
+from tests.integrations import opacus_cases
+from tests.sessions import cross_entropy, open_session
 
 N, STEPS = 20, 3
 X, Y = torch.randn(N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 2
 
 
-def loss_fn(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-def session_of(model, optimizer=None, **settings):
-    config = PrivacyConfig(expected_batch_size=5, steps=STEPS, **settings)
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
-    return Session(config.with_noise(1.0, 1e-3, N), model, optimizer, (X, Y), verify=False)
+def session_of(model, optimizer=None):
+    settings = {"expected_batch_size": 5, "steps": STEPS, "test_mode_seed": None}
+    return open_session(model, (X, Y), optimizer=optimizer, verify=False, **settings)
 
 
 def step(session):
-    session.step(next(session.batches()), loss_fn)
+    session.step(next(session.batches()), cross_entropy)
 
 
 def step_on_plain_gradients(session):
-    loss_fn(session.model, (X, Y)).mean().backward()
+    cross_entropy(session.model, (X, Y)).mean().backward()
     session.optimizer.step()
 
 
@@ -88,12 +85,12 @@ def test_weights_that_were_written_between_two_releases_end_the_run_before_the_n
         with pytest.raises(
             RuntimeError, match="parameter 'weight' was written between two releases"
         ) as caught:
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
         assert len(str(caught.value)) <= 160 and session.steps_done == 1
         with pytest.raises(RuntimeError, match="written between two releases"):
             session.save(tmp_path / "checkpoint")
         session.accept_weights()
-        session.step(batch, loss_fn)
+        session.step(batch, cross_entropy)
         assert session.steps_done == 2
 
 
@@ -124,9 +121,7 @@ class RenormedInForward(nn.Linear):
 
 
 @pytest.mark.parametrize("releases", [0, 1])
-def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
-    releases,
-):
+def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(releases):
     model = RenormedInForward(4, 2)
     with session_of(model) as session:
         for _ in range(releases):
@@ -151,33 +146,14 @@ def test_a_step_reads_the_weights_twice(monkeypatch):
         assert reads == [2, 2]
 
 
-class ClampedInForward(RenormedInForward):
-    """A write in place."""
-
-    def forward(self, x):
-        if self.writes:
-            self.weight.data.clamp_(-1e-3, 1e-3)
-        return nn.Linear.forward(self, x)
-
-
-def test_a_forward_pass_that_writes_in_place_is_noticed_before_a_release():
-    model = ClampedInForward(4, 2)
-    with session_of(model) as session:
-        step(session)
-        model.writes = True
-        with pytest.raises(RuntimeError, match="the forward pass writes to"):
-            step(session)
-        assert session.steps_done == 1
-
-
 def make_engine(model=None, optimizer=None):
-    model, engine = model or nn.Linear(4, 2), PrivacyEngine(accountant="rdp")
-    _, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=optimizer or torch.optim.SGD(model.parameters(), 0.1),
+    engine, model, optimizer, loader = opacus_cases.private(
+        model or nn.Linear(4, 2),
+        PrivacyEngine(accountant="rdp"),
+        optimizer=optimizer,
         data_loader=DataLoader(TensorDataset(X, Y), batch_size=5),
         noise_multiplier=2.0,
-        max_grad_norm=1.0,
+        test_mode_seed=None,
     )
 
     def run():
@@ -190,8 +166,8 @@ def make_engine(model=None, optimizer=None):
     return engine, model, run
 
 
-def make_session():
-    session = session_of(nn.Linear(4, 2))
+def make_session(model=None, optimizer=None):
+    session = session_of(model or nn.Linear(4, 2), optimizer)
     return session, session.model, lambda: step(session)
 
 
@@ -236,11 +212,11 @@ def test_evaluation_and_an_average_beside_the_model_write_nothing():
     average = AveragedModel(model)
     with session_of(model) as session:
         for batch in session.batches():
-            session.step(batch, loss_fn)
+            session.step(batch, cross_entropy)
             average.update_parameters(model)
             with torch.no_grad():
                 model.eval()(X)
-            loss_fn(model.train(), (X, Y)).mean().backward()
+            cross_entropy(model.train(), (X, Y)).mean().backward()
             model.zero_grad()
         assert session.steps_done == STEPS
 
@@ -265,33 +241,34 @@ def test_a_checkpoint_is_a_door_of_the_session(tmp_path):
         assert session.steps_done == 2
 
 
-def replace_gradient(optimizer, *_):
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad = torch.ones_like(p)
+def change_each(change):
+    """Return a hook of an optimizer that changes each of its parameters."""
+
+    def hook(optimizer, *_):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                change(p)
+
+    return hook
 
 
-def write_gradient(optimizer, *_):
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad.add_(1.0)
+WRITE_WEIGHTS = change_each(lambda p: p.data.mul_(0.5))
 
 
-def write_gradient_data(optimizer, *_):
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad.data.mul_(2.0)
-
-
-@pytest.mark.parametrize("hook", [replace_gradient, write_gradient, write_gradient_data])
-def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(
-    hook,
-):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: setattr(p, "grad", torch.ones_like(p)),
+        lambda p: p.grad.add_(1.0),
+        lambda p: p.grad.data.mul_(2.0),
+    ],
+)
+def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(change):
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with session_of(model, optimizer) as session:
-        optimizer.register_step_pre_hook(hook)
+        optimizer.register_step_pre_hook(change_each(change))
         with pytest.raises(
             RuntimeError, match="pre-hook replaced the release in the gradient of 'weight'"
         ):
@@ -299,18 +276,12 @@ def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_writt
     assert torch.equal(model.weight, before) and len(optimizer._optimizer_step_pre_hooks) == 1
 
 
-def write_weights(optimizer, *_):
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.data.mul_(0.5)
-
-
 @pytest.mark.parametrize("is_global", [False, True])
 def test_a_pre_hook_that_writes_a_weight_is_refused(is_global):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     register = register_optimizer_step_pre_hook if is_global else optimizer.register_step_pre_hook
-    handle = register(write_weights)
+    handle = register(WRITE_WEIGHTS)
     try:
         with session_of(model, optimizer) as session:
             with pytest.raises(RuntimeError, match="pre-hook replaced the parameter 'weight'"):
@@ -319,23 +290,16 @@ def test_a_pre_hook_that_writes_a_weight_is_refused(is_global):
         handle.remove()
 
 
-def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release():
+@pytest.mark.parametrize("make", [make_session, make_engine])
+def test_weights_that_a_post_hook_writes_are_noticed_before_the_next_release(make):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer.register_step_post_hook(write_weights)
-    with session_of(model, optimizer) as session:
-        step(session)
-        with pytest.raises(RuntimeError, match="'weight' was written between two releases"):
-            step(session)
-        assert session.steps_done == 1
-
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer.register_step_post_hook(write_weights)
-    _, _, run = make_engine(model, optimizer)
-    run()
-    with pytest.raises(RuntimeError, match="'weight' was written between two releases"):
+    optimizer.register_step_post_hook(WRITE_WEIGHTS)
+    host, _, run = make(model, optimizer)
+    with host:
         run()
+        with pytest.raises(RuntimeError, match="'weight' was written between two releases"):
+            run()
 
 
 def test_a_pre_hook_that_reads_the_release_is_welcome():
@@ -355,11 +319,9 @@ def test_a_drawn_batch_cannot_be_overwritten():
             with pytest.raises(ValueError, match="read-only"):
                 array[:] = 0
     units = [str(i // 2) for i in range(N)]
-    config = PrivacyConfig(expected_batch_size=5, steps=1, unit="patient", max_records_per_unit=2)
-    plan, model = config.with_noise(1.0, 1e-3, N // 2), nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with Session(plan, model, optimizer, (X, Y), units=units, verify=False) as session:
+    settings = {"unit": "patient", "max_records_per_unit": 2, "units": units}
+    with open_session(nn.Linear(4, 2), (X, Y), size=N // 2, **settings) as session:
         batch = next(session.batches())
         with pytest.raises(ValueError, match="read-only"):
             batch.records[:] = 0
-        session.step(batch, loss_fn)
+        session.step(batch, cross_entropy)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
+from torch.testing import assert_close
 
 from dpkfc.curvature import DeadLeaves, PublicData
 from dpkfc.features import (
@@ -23,7 +24,7 @@ from dpkfc.features import (
     joined,
 )
 from dpkfc.features.joined import ENERGY
-from tests.gradients.loop import assert_equals_a_loop, examples
+from tests.gradients.loop import assert_equals_a_loop
 
 SHAPE = (1, 16, 16)
 
@@ -45,7 +46,7 @@ def test_features_of_an_image_depend_on_that_image_alone(shape):
     found = module(x)
     assert found.shape == (3, *settings.feature_shape)
     alone = torch.cat([module(row[None]) for row in x])
-    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+    assert_close(found, alone, rtol=1e-4, atol=1e-5)
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
@@ -53,14 +54,14 @@ def test_a_grey_image_is_one_of_three_equal_channels():
     x = images(2)
     grey = SyntheticEncoder(SHAPE).build()(x)
     colour = SyntheticEncoder((3, 16, 16)).build()(x.expand(-1, 3, -1, -1))
-    torch.testing.assert_close(grey, colour)
+    assert_close(grey, colour)
 
 
 def test_a_pool_averages_the_positions():
     x = images(2, (3, 32, 32))
     fine = SyntheticEncoder((3, 32, 32), pool=8).build()(x)
     coarse = SyntheticEncoder((3, 32, 32), pool=2).build()(x)
-    torch.testing.assert_close(fine.unflatten(3, (2, 4)).unflatten(2, (2, 4)).mean((3, 5)), coarse)
+    assert_close(fine.unflatten(3, (2, 4)).unflatten(2, (2, 4)).mean((3, 5)), coarse)
 
 
 def test_the_encoder_is_a_function_that_gradients_pass():
@@ -102,7 +103,7 @@ def test_own_weights_are_taken(tmp_path):
     other = encoder.Encoder()
     save_file(other.state_dict(), tmp_path / "own.safetensors")
     found = SyntheticEncoder(SHAPE, weights=str(tmp_path / "own.safetensors")).build()
-    torch.testing.assert_close(found.encoder.stem.weight, other.stem.weight)
+    assert_close(found.encoder.stem.weight, other.stem.weight)
 
 
 # -- maps beside each other ------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_an_image_that_is_not_finite_changes_no_other():
     clean = module(x)
     x[1] = math.nan
     found = module(x)
-    torch.testing.assert_close(found[[0, 2]], clean[[0, 2]])
+    assert_close(found[[0, 2]], clean[[0, 2]])
     assert isinstance(module, nn.Module) and not list(module.parameters())[0].requires_grad
 
 
@@ -165,7 +166,7 @@ def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert len(trained) == convolutions + 2
     batch = (images(3).double(), torch.tensor([0, 1, 2]))
-    assert_equals_a_loop(model, cross_entropy, batch, examples(batch, 3))
+    assert_equals_a_loop(model, batch, cross_entropy)
 
 
 @pytest.mark.parametrize("blocks", [0, 7, 1.5, True])

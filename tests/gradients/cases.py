@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dpkfc.data.loading import Part, layout
+from dpkfc.gradients.clip import Clip
+from dpkfc.gradients.clipped_sum import clipped_sum
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.linalg.metric import Metric
 
 
 class Reuse(nn.Module):
@@ -197,3 +204,27 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy of each example, twice weighted so that losses differ."""
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none") * 2
+
+
+def sum_examples(
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    bound: float,
+    loss: Callable[..., Tensor] = loss_fn,
+    *,
+    parts: Sequence[Part] | None = None,
+    metric: Metric | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the clipped sum of a batch and the norms, in one micro-batch or in several parts."""
+    parts = layout(range(len(batch[0]))) if parts is None else parts
+    return clipped_sum(
+        model,
+        find_layers(model),
+        metric or {},
+        Clip(bound),
+        loss_fn=loss,
+        micro_batches=[(tuple(x[part.records] for x in batch), part) for part in parts],
+        one_record=reader(batch),
+        **settings,
+    )

@@ -7,26 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
-from dpkfc.data.loading import Part
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
+from tests.gradients.cases import sum_examples
 from tests.zoo.brute_force import clipped_sum as sum_clipped
 from tests.zoo.brute_force import gradients_of_each, norm_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -54,12 +48,13 @@ def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Te
     return rows
 
 
-def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[Any]) -> None:
+def assert_equals_a_loop(model: nn.Module, batch: tuple[Any, ...], loss: Loss = loss_fn) -> None:
     """Every parameter's gradient of every example, their norms and their clipped sum, to the last
     bits of float64.
     """
+    singles = [tuple(x[i : i + 1] for x in batch) for i in range(len(batch[0]))]
     expected = gradients_of_each(model, singles, loss)
-    _assert_clipped(model, loss, batch, singles, expected)
+    _assert_clipped(model, loss, batch, expected)
     try:
         found = taped(model, loss, batch, len(singles))
     except ValueError as error:
@@ -68,58 +63,25 @@ def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequ
     for one, other in zip(found, expected, strict=True):
         assert set(one) == set(other)
         for name, gradient in other.items():
-            torch.testing.assert_close(
+            assert_close(
                 one[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
             )
     assert any(float(g.abs().max()) > 0 for row in expected for g in row.values())
     assert all(p.grad is None and p.requires_grad for p in model.parameters() if p.requires_grad)
 
 
-def examples(batch: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
-    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is
-    shared.
-    """
-    return [
-        tuple(
-            x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x
-            for x in batch
-        )
-        for i in range(n)
-    ]
-
-
 def _assert_clipped(
     model: nn.Module,
     loss: Loss,
     batch: Any,
-    singles: Sequence[Any],
     expected: list[dict[str, Tensor]],
 ) -> None:
     """Compare the clipped sum, which takes examples one at a time where the batch axis is not
     proved.
     """
-    n = len(expected)
     norms = torch.tensor([norm_of(row) for row in expected], dtype=torch.float64)
     bound = float(norms.median()) + 1e-9
-    own = [i for i, x in enumerate(batch) if isinstance(x, Tensor) and x.dim() and x.shape[0] == n]
-
-    def of_rows(m: nn.Module, rows: tuple[Tensor, ...]) -> Tensor:
-        full = list(batch)
-        for place, x in zip(own, rows, strict=True):
-            full[place] = x
-        return loss(m, tuple(full))
-
-    total, found = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(bound),
-        loss_fn=of_rows,
-        micro_batches=[(tuple(batch[i] for i in own), Part(np.arange(n), None, n))],
-        one_record=lambda i: tuple(singles[i][place] for place in own),
-    )
-    torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-10)
+    total, found = sum_examples(model, batch, bound, loss)
+    assert_close(found, norms, rtol=1e-9, atol=1e-10)
     for name, clipped in sum_clipped(expected, bound).items():
-        torch.testing.assert_close(
-            total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        assert_close(total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")

@@ -13,7 +13,8 @@ from dpkfc.gradients import rules
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.linalg.blocks import Outer
-from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn, record
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, record
+from tests.models import randn
 
 N, T, D = 4, 5, 6
 
@@ -40,10 +41,7 @@ class Reads(nn.Module):
 @pytest.mark.parametrize("which", ["xxx", "xyy", "xyx", "xzz", "xzw"])
 def test_queries_keys_and_values_of_their_own(which, batch_first, monkeypatch):
     monkeypatch.setattr(rules, "fallback_gradients", None)
-    batch = (randn(N, T, 3),)
-    assert_equals_a_loop(
-        Reads(which, batch_first=batch_first).double(), loss_fn, batch, examples(batch, N)
-    )
+    assert_equals_a_loop(Reads(which, batch_first=batch_first).double(), (randn(N, T, 3),))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +56,10 @@ def test_queries_keys_and_values_of_their_own(which, batch_first, monkeypatch):
     ],
 )
 def test_some_of_it_may_be_frozen(frozen):
-    model, batch = Reads("xyy").double(), (randn(N, T, 3),)
+    model = Reads("xyy").double()
     for name in frozen:
         model.inner.get_parameter(name).requires_grad_(False)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(model, (randn(N, T, 3),))
 
 
 @pytest.mark.parametrize("weights", [True, False])

@@ -4,12 +4,11 @@ along a basis.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpkfc.linalg import blocks
 from dpkfc.linalg.blocks import (
@@ -23,12 +22,12 @@ from dpkfc.linalg.blocks import (
 )
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.subspace import Span
+from tests.models import randn
 from tests.patching import patch_linalg
 
 N, VIEWS, K = 6, 2, 3
 F64 = torch.float64
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
-Made = tuple[Any, list[Tensor]]
 
 
 def looped(loss, *parameters):
@@ -47,15 +46,15 @@ def stack_as_matrix(rows, d_out):
 
 def linear(positions):
     module = nn.Linear(3, 4).double()
-    x, b = torch.randn(N, positions, 3, dtype=F64), torch.randn(N, positions, 4, dtype=F64)
+    x, b = randn(N, positions, 3), randn(N, positions, 4)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return Outer(x, b, homogeneous=True), stack_as_matrix(rows, 4)
 
 
 def convolution(form):
     module = nn.Conv2d(4, 6, 3, groups=2).double()
-    x = torch.randn(N, VIEWS, 4, 5, 4, dtype=F64)
-    b = torch.randn(N, VIEWS, *module(x[0]).shape[1:], dtype=F64)
+    x = randn(N, VIEWS, 4, 5, 4)
+    b = randn(N, VIEWS, *module(x[0]).shape[1:])
     rows = stack_as_matrix(
         looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6
     )
@@ -69,22 +68,22 @@ def convolution(form):
 
 def one_position():
     module = nn.Conv1d(4, 6, 1, groups=2).double()
-    x, b = torch.randn(N, 4, 1, dtype=F64), torch.randn(N, 6, 1, dtype=F64)
+    x, b = randn(N, 4, 1), randn(N, 6, 1)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return conv_block(module, x, b).outer(), stack_as_matrix(rows, 6)
 
 
 def lookup():
     table = torch.randn(5, 3, dtype=F64, requires_grad=True)
-    ids, b = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
+    ids, b = torch.randint(0, 5, (N, 4)), randn(N, 4, 3)
     ids[:, 1] = ids[:, 0]  # rows that are read twice
     return Lookup(ids, b, 5), looped(lambda n: (F.embedding(ids[n], table) * b[n]).sum(), table)
 
 
 def tied():
     weight = torch.randn(5, 3, dtype=F64, requires_grad=True)
-    ids, c = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
-    a, b = torch.randn(N, 2, 3, dtype=F64), torch.randn(N, 2, 5, dtype=F64)
+    ids, c = torch.randint(0, 5, (N, 4)), randn(N, 4, 3)
+    a, b = randn(N, 2, 3), randn(N, 2, 5)
 
     def loss(n):
         return (F.embedding(ids[n], weight) * c[n]).sum() + (F.linear(a[n], weight) * b[n]).sum()
@@ -94,7 +93,7 @@ def tied():
 
 def norm():
     module = nn.LayerNorm(3).double()
-    x, b = torch.randn(N, 3, dtype=F64), torch.randn(N, 3, dtype=F64)
+    x, b = randn(N, 3), randn(N, 3)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     whole = torch.stack(rows)
     return PerExample({"weight": whole[:, :3], "bias": whole[:, 3:]}), rows
@@ -137,7 +136,7 @@ def make_block(name):
 
 def span_of(block, size):
     """Directions along which a block is read, and the same as a matrix `[K, size]`."""
-    directions = torch.randn(K, size, dtype=F64)
+    directions = randn(K, size)
     if isinstance(block, PerExample):
         vectors = {"weight": directions[:, :3], "bias": directions[:, 3:]}
     else:
@@ -150,7 +149,7 @@ def span_of(block, size):
 def test_a_block_holds_the_gradients_of_single_examples(name):
     block, rows = make_block(name)
     assert block.batch_size == N and block.num_entries == rows.shape[1]
-    torch.testing.assert_close(flat(block), rows, **CLOSE)
+    assert_close(flat(block), rows, **CLOSE)
 
 
 @pytest.mark.parametrize("start", range(N))
@@ -160,7 +159,7 @@ def test_the_selected_examples_are_those_that_were_asked_for(name, start):
     for stop in range(start + 1, N + 1):
         part = block.select(slice(start, stop))
         assert part.batch_size == stop - start
-        torch.testing.assert_close(flat(part), rows[start:stop], **CLOSE)
+        assert_close(flat(part), rows[start:stop], **CLOSE)
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 3), (3, 2), (2, 2), (6, 1), (1, 5)])
@@ -170,19 +169,19 @@ def test_merged_rows_have_the_sum_of_their_gradients(name, count, size):
     expected = rows[: count * size].view(count, size, -1).sum(1)
     merged = block.merge_rows(count, size)
     assert merged.batch_size == count
-    torch.testing.assert_close(flat(merged), expected, **CLOSE)
+    assert_close(flat(merged), expected, **CLOSE)
     weights = torch.rand(count, dtype=F64)
-    torch.testing.assert_close(summed(merged, weights), weights @ expected, **CLOSE)
+    assert_close(summed(merged, weights), weights @ expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_the_weighted_sum_leaves_excluded_examples_out(name):
     block, rows = make_block(name)
     weights = torch.rand(N, dtype=F64)
-    torch.testing.assert_close(summed(block, weights), weights @ rows, **CLOSE)
+    assert_close(summed(block, weights), weights @ rows, **CLOSE)
     bad = torch.arange(N) == 2
     kept = weights.masked_fill(bad, 0.0)
-    torch.testing.assert_close(summed(spoilt(block), weights, bad), kept @ rows, **CLOSE)
+    assert_close(summed(spoilt(block), weights, bad), kept @ rows, **CLOSE)
 
 
 def spoilt(block):
@@ -210,7 +209,7 @@ def test_inner_products_are_those_of_the_gradients(name, elements, monkeypatch):
     span, directions = span_of(block, rows.shape[1])
     found = block.inner_products(span)
     assert found.dtype == F64
-    torch.testing.assert_close(found, rows @ directions.T, rtol=1e-13, atol=1e-13)
+    assert_close(found, rows @ directions.T, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("method", ["gram", "materialised"])
@@ -221,7 +220,7 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(name, method,
     patch_linalg(monkeypatch, "is_kept", lambda *_: False)
     block, rows = make_block(name)
     found = per_example_norms(block, None, method)
-    torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
+    assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("method", [None, "materialised"])

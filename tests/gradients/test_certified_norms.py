@@ -196,16 +196,6 @@ def test_an_example_alone_has_the_bound_of_one_among_others(d_in, d_out, whiten)
     torch.testing.assert_close(alone, together, rtol=2e-5, atol=0.0)
 
 
-def test_autocast_around_a_step_does_not_reach_norms_and_sums():
-    from dpkfc.gradients.full_precision import full_precision
-
-    a = torch.randn(64, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        with full_precision():
-            assert (a @ a).dtype == torch.float32
-        assert (a @ a).dtype == torch.bfloat16
-
-
 def flat_row(d, seed):
     """The direction `[d]` that `root` maps to almost nothing."""
     return directions(d, seed)[:, -1].float()

@@ -9,19 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.testing import assert_close
 
 from dpkfc.data.loading import layout
 from dpkfc.gradients import parametrized
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.parametrized import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, join_calls
 from dpkfc_papers.recipes.networks import WeightStandardisation, standardised_conv
-from tests.gradients.cases import loss_fn, reader
-from tests.gradients.loop import assert_equals_a_loop, examples, record
+from tests.gradients.cases import loss_fn, sum_examples
+from tests.gradients.loop import assert_equals_a_loop, record
 
 
 class Exponential(nn.Module):
@@ -98,7 +97,7 @@ def build(case, times=1):
 def test_equals_a_loop(case, times):
     model, batch = build(case, times)
     assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "computed"
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
+    assert_equals_a_loop(model, batch, loss_fn)
 
 
 @pytest.mark.parametrize("case", ["linear", "both", "standardised"])
@@ -107,7 +106,6 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch
     pull a unit and point.
     """
     model, (x, y) = build(case)
-    layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
     pulled = []
     original = parametrized.map_examples
@@ -118,16 +116,8 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, None, None, "sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
-    total, norms = clipped_sum(
-        model,
-        layers,
-        {},
-        Clip(0.5),
-        loss_fn=loss_fn,
-        micro_batches=[((x, y), part)],
-        one_record=reader((x, y)),
-        points=[EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)],
-    )
+    points = [EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)]
+    total, norms = sum_examples(model, (x, y), 0.5, parts=[part], points=points)
     assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)
     assert all(torch.equal(p, values[n]) for n, p in model.named_parameters())
     found = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -145,9 +135,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch
         assert float(norms[i]) == pytest.approx(norm, rel=1e-6)
         found = {n: t + grads[n] * min(1.0, 0.5 / norm) for n, t in found.items()}
     for name, value in found.items():
-        torch.testing.assert_close(
-            total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        assert_close(total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_one_pull_serves_both_uses_and_curvature_sees_single_examples():
@@ -191,11 +179,11 @@ def test_standardised_filters():
     for i, gain in enumerate((1.0, 2.0)):
         own = weight[i]
         expected = gain * (own - own.mean()) / torch.sqrt(own.var(correction=0) * 16)
-        torch.testing.assert_close(found[i], expected)
+        assert_close(found[i], expected)
         assert float(found[i].square().sum()) == pytest.approx(gain**2, rel=1e-5)
     assert bool((found[2] == 0).all())
     small = 1e-3 * torch.randn(3, 4, 2, 2)
-    torch.testing.assert_close(standardise(small)[0], (small[0] - small[0].mean()) / 1e-2)
+    assert_close(standardise(small)[0], (small[0] - small[0].mean()) / 1e-2)
     conv = standardised_conv(4, 8, 3)
     assert conv.bias is not None and float(conv.bias.abs().max()) == 0
     assert set(dict(conv.named_parameters())) == {

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
@@ -63,12 +64,12 @@ def test_the_order_of_channels_in_memory_changes_nothing(name, views):
     assert isinstance(one, ConvBlock) and isinstance(other, ConvBlock)
     weights = torch.rand(one.batch_size, dtype=torch.float64)
     same = {"rtol": 1e-11, "atol": 1e-12, "equal_nan": True}
-    torch.testing.assert_close(bound_magnitudes(other)[0], bound_magnitudes(one)[0], **same)
+    assert_close(bound_magnitudes(other)[0], bound_magnitudes(one)[0], **same)
     assert torch.equal(other.count_positions(), one.count_positions())
     assert one.count_positions().min() < one.positions
-    torch.testing.assert_close(other.per_example(), one.per_example(), **same)
-    torch.testing.assert_close(other.weighted_sum(weights), one.weighted_sum(weights), **same)
-    torch.testing.assert_close(other.outer().per_example(), one.outer().per_example(), **same)
+    assert_close(other.per_example(), one.per_example(), **same)
+    assert_close(other.weighted_sum(weights), one.weighted_sum(weights), **same)
+    assert_close(other.outer().per_example(), one.outer().per_example(), **same)
 
 
 def test_calls_of_other_shapes_become_patches():
@@ -79,7 +80,7 @@ def test_calls_of_other_shapes_become_patches():
     expected = (
         conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
     )
-    torch.testing.assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
+    assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
     assert (
         interleave_calls(
             [conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]

@@ -11,9 +11,7 @@ from dpkfc.distributed.context import DistributedContext, _device
 from tests.test_session import net, plan, session
 
 
-def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(
-    monkeypatch,
-):
+def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert DistributedContext.current() == DistributedContext()
@@ -22,9 +20,7 @@ def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(
         session(plan(), net())
 
 
-def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(
-    monkeypatch,
-):
+def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(monkeypatch):
     monkeypatch.delattr(torch, "accelerator", raising=False)  # torch has it from 2.6 on
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for backends, expected in (
@@ -36,9 +32,7 @@ def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_el
         assert _device() == torch.device(expected)
 
 
-def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
-    monkeypatch,
-):
+def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("no room for the sum")
 

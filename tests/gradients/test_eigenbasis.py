@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.eigenbasis_norms import eigenbasis_norms_of_one_position
@@ -109,9 +110,7 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind, turns):
     metric = entry(*dims(block), turns=turns)
     found = per_example_norms(block, metric)
     gradients, groups = block.per_example(), block.groups
-    torch.testing.assert_close(
-        found.norms, exact_norms(gradients, metric, groups), rtol=1e-11, atol=0
-    )
+    assert_close(found.norms, exact_norms(gradients, metric, groups), rtol=1e-11, atol=0)
     weights = torch.linspace(-1, 2, len(found.norms), dtype=F64)
     total = found.block.weighted_sum(weights)
     d_out, d_in = metric.scale.shape
@@ -120,7 +119,7 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind, turns):
     whitened = (
         total if found.whitened else metric.apply(total.view(groups, d_out, d_in)).flatten(0, 1)
     )
-    torch.testing.assert_close(whitened, expected, rtol=1e-10, atol=1e-12)
+    assert_close(whitened, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("output", [False, True])
@@ -129,7 +128,7 @@ def test_tables_equal_the_explicit_matrix(output):
     block = Lookup(ids, randn(3, 4, 3), 5)
     metric = entry(5, 3, turns="output" if output else "none")
     exact = exact_norms(block.per_example().mT, metric)
-    torch.testing.assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
+    assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
     with pytest.raises(ValueError, match="cannot be rotated"):
         per_example_norms(block, entry(5, 3))
 
@@ -143,7 +142,7 @@ def test_tied_tables_equal_the_explicit_matrix(s, t, turns):
     )
     metric = entry(3, 5, turns=turns)
     exact = exact_norms(block.per_example(), metric)
-    torch.testing.assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
+    assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
 
 
 # -- upper bounds in float32 -----------------------------------------------------------------------
@@ -214,9 +213,7 @@ def test_squares_of_tiny_and_huge_rows_neither_vanish_nor_overflow(small, large,
     block = Outer(torch.full((2, 1, 4), small), torch.full((2, 1, 3), large))
     metric = single(entry(4, 3, turns=turns))
     exact = exact_norms(block.b.double().mT @ block.a.double(), metric)
-    torch.testing.assert_close(
-        eigenbasis_norms_of_one_position(block, metric), exact, rtol=1e-4, atol=0
-    )
+    assert_close(eigenbasis_norms_of_one_position(block, metric), exact, rtol=1e-4, atol=0)
     assert bool((per_example_norms(block, metric).norms >= exact * (1 - 1e-6)).all())
 
 
@@ -227,7 +224,7 @@ def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone():
     norms = per_example_norms(Outer(a, block.b), entry(6, 4)).norms
     plain = per_example_norms(block, entry(6, 4)).norms
     assert torch.isfinite(norms).tolist() == [True, False, True, True, True]
-    torch.testing.assert_close(norms[2:], plain[2:], rtol=0, atol=0)
+    assert_close(norms[2:], plain[2:], rtol=0, atol=0)
 
 
 # -- through the whole pass ------------------------------------------------------------------------

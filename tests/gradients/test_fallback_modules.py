@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector
+from torch.testing import assert_close
 
-from dpkfc import PrivacyConfig, Session
-from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, randn, taped
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, taped
+from tests.models import randn
+from tests.sessions import open_session
 
 # as many positions as examples: a mask [T, T] must not be taken for one row an example
 N, T, D = (
@@ -56,10 +58,10 @@ def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before):
         return 0.5 * output[0].sin() if output else (args[0].exp(),)
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    plan = PrivacyConfig(expected_batch_size=4, steps=1, sampler="fixed", max_grad_norm=0.1)
     hooks = nn.modules.module
     add_hook = hooks.register_module_forward_pre_hook if is_before else None
     handle = (add_hook or hooks.register_module_forward_hook)(change)
+    settings = {"expected_batch_size": 4, "steps": 1, "sampler": "fixed", "max_grad_norm": 0.1}
     try:
         x = torch.randn(6, 3)
         expected = []
@@ -69,15 +71,14 @@ def test_hooks_of_all_modules_leave_each_example_its_gradient(is_before):
             g = torch.cat([p.grad.flatten() for p in model.parameters()])
             expected.append(g * min(1.0, 0.1 / float(g.norm())))
         before = parameters_to_vector(model.parameters()).detach()
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        with Session(plan.with_noise(0, 1e-3, 6), model, optimizer, (x,)) as session:
-            for batch in session.batches():
-                session.step(batch, loss_fn)
-                rows = [int(i) for i in batch.rows]
+        with open_session(model, (x,), 0.0, lr=1.0, **settings) as session:
+            batch = next(session.batches())
+            session.step(batch, loss_fn)
     finally:
         handle.remove()
     change_of_weights = 4 * (before - parameters_to_vector(model.parameters()).detach())
-    torch.testing.assert_close(change_of_weights, sum(expected[i] for i in rows), atol=1e-6, rtol=0)
+    wanted = sum(expected[i] for i in batch.rows)
+    torch.testing.assert_close(change_of_weights, wanted, atol=1e-6, rtol=0)
 
 
 def test_under_autocast_inputs_are_narrower_than_the_parameters():
@@ -118,7 +119,7 @@ def test_randomness_that_no_module_declares_is_refused():
     ):
         taped(model, loss_fn, (randn(N, 3),), N)
     batch = (randn(N, 3),)
-    assert_equals_a_loop(model.eval(), loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(model.eval(), batch)
 
 
 class Read(nn.Module):
@@ -140,7 +141,7 @@ def test_dropout_inside_is_refused_by_name_and_without_effect_accepted():
     ):
         taped(model, loss_fn, batch, N)
     model[1].inner.p = 0.0  # what the message says
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(model, batch)
 
 
 class Remembering(nn.Module):
@@ -164,4 +165,4 @@ def test_a_repeated_pass_leaves_no_trace_on_a_module():
     taped(model, loss_fn, batch, N)
     inner = model[0]
     assert inner.calls == 1
-    torch.testing.assert_close(inner.doubled, 2 * inner.weight)
+    assert_close(inner.doubled, 2 * inner.weight)

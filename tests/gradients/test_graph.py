@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,8 +16,6 @@ from dpkfc.gradients.state import StateChangedError
 from dpkfc.graph.passes import GraphPasses
 from dpkfc.postprocess import DiSK
 from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of, relative_error
-
-Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @pytest.fixture(autouse=True)

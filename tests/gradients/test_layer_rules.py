@@ -9,8 +9,8 @@ from torch import nn
 from dpkfc import register_layer_rule
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.tape import Tape
-from tests.gradients.loop import assert_equals_a_loop, examples, record
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, record
+from tests.models import randn
 
 N, T, D = 5, 3, 4
 
@@ -63,26 +63,20 @@ class Net(nn.Module):
         return self.last(x)
 
 
-def loss_fn(model, batch):
-    return model(batch[0]).flatten(1).sin().sum(1)
-
-
 @pytest.mark.parametrize("shape", [(N, 3), (N, T, 3)], ids=["rows", "sequences"])
 @pytest.mark.parametrize("calls", [1, 2], ids=["one call", "two calls"])
 @pytest.mark.parametrize("factor", [False, True], ids=["plain", "shared input"])
 def test_a_registered_rule_gives_the_gradients_of_autograd(shape, calls, factor):
     torch.manual_seed(0)
     model = Net(calls, factor=factor).double()
-    batch = (torch.randn(*shape, dtype=torch.float64),)
     assert {layer.name: layer.rule for layer in find_layers(model)}["scale"] == "custom"
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(model, (randn(*shape),))
 
 
 def test_the_rule_sees_the_examples_in_front():
     torch.manual_seed(0)
     model = Net(time_first=True).double()
-    batch = (torch.randn(N, T, 3, dtype=torch.float64),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(model, (randn(N, T, 3),))
 
 
 def test_the_rule_and_not_the_fallback_is_called(monkeypatch):
@@ -104,31 +98,32 @@ def test_a_subclass_and_a_replaced_forward_take_the_fallback():
     assert [layer.rule for layer in find_layers(model)] == ["fallback", "fallback"]
 
 
-def test_gradients_of_another_shape_are_refused_by_name():
-    class Wrong(Scale):
+def blocks_by(rule):
+    """Apply a rule of the user to the second layer of a model."""
+
+    class Ruled(Scale):
         pass
 
-    register_layer_rule(Wrong, lambda call: {"gain": call.gradient.sum(0), "offset": call.gradient})
-    model = nn.Sequential(nn.Linear(3, D), Wrong())
-    layers, tape = find_layers(model), Tape(model, find_layers(model))
-    with tape:
-        losses = model(torch.randn(N, 3)).sum(1)
-    calls = tape.backward(losses)
+    register_layer_rule(Ruled, rule)
+    model = nn.Sequential(nn.Linear(3, D), Ruled())
+    layers = find_layers(model)
+    calls = record(model, layers, lambda: model(torch.randn(N, 3)).sum(1))
+    return blocks_of(layers[1], calls["1"], N)
+
+
+def test_gradients_of_another_shape_are_refused_by_name():
     message = (
         r"rule of layer '1' returned \(\) for 'gain'; return the gradient of one example, of shape"
         r" \(4,\)"
     )
     with pytest.raises(ValueError, match=message):
-        blocks_of(layers[1], calls["1"], N)
+        blocks_by(lambda call: {"gain": call.gradient.sum(0), "offset": call.gradient})
 
 
 @pytest.mark.parametrize("way", ["a number of the batch", "random numbers", "a written memory"])
 def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way):
     """`torch.vmap` hands a rule one example, so the others cannot be in its gradients."""
     memory = torch.zeros(D)
-
-    class Mixing(Scale):
-        pass
 
     def rule(call):
         g = call.gradient
@@ -140,14 +135,8 @@ def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way):
             memory.add_(g)
         return {"gain": g * call.input, "offset": g}
 
-    register_layer_rule(Mixing, rule)
-    model = nn.Sequential(nn.Linear(3, D), Mixing())
-    layers, tape = find_layers(model), Tape(model, find_layers(model))
-    with tape:
-        losses = model(torch.randn(N, 3)).sum(1)
-    calls = tape.backward(losses)
     with pytest.raises(RuntimeError, match="vmap|broadcast"):
-        blocks_of(layers[1], calls["1"], N)
+        blocks_by(rule)
 
 
 def test_only_classes_of_modules_have_rules():

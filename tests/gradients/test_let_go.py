@@ -107,9 +107,7 @@ def test_a_pair_is_let_go_when_it_has_been_used(name, monkeypatch):
     assert not held() and not calls
 
 
-def test_gradients_that_were_formed_stand_in_for_their_pairs(
-    monkeypatch,
-):
+def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch):
     """A narrow layer's gradients are kept for the sum, and its pair is not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()

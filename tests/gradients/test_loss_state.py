@@ -18,19 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.gradients.replica import replicate
 from dpkfc.gradients.state_check import checked_state
-from dpkfc.session import Session
+from tests.sessions import cross_entropy, open_session
 
 N = 24
 BANK = []
 MEAN = 0.0
 
 
-def alone(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+def classifier(n=6):
+    """Build a model and a batch for it."""
+    torch.manual_seed(0)
+    return nn.Linear(4, 3), (torch.randn(n, 4), torch.arange(n) % 3)
 
 
 def moved(losses, bank):
@@ -44,7 +45,7 @@ class Memory:
         self.rows, self.seen, self.inner = deque(maxlen=8), 0, {"mean": [np.zeros(2)]}
 
     def __call__(self, model, batch):
-        losses = moved(alone(model, batch), self.rows)
+        losses = moved(cross_entropy(model, batch), self.rows)
         self.rows.extend(batch[0].mean(1))
         self.seen += len(batch[0])
         self.inner["mean"][0] += float(batch[0].mean())
@@ -89,12 +90,9 @@ WAYS = {
 def test_a_memory_is_put_back_after_each_call(way, caplog):
     memory = Memory()
     loss_fn = WAYS[way](memory)
-    torch.manual_seed(0)
-    model, x, y = nn.Linear(4, 3), torch.randn(N, 4), torch.arange(N) % 3
-    plan = PrivacyConfig(expected_batch_size=12, max_physical_batch_size=4, steps=3).with_noise(
-        1.0, 1e-3, N
-    )
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+    model, data = classifier(N)
+    settings = {"expected_batch_size": 12, "max_physical_batch_size": 4, "steps": 3}
+    with open_session(model, data, **settings) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
             assert memory.state() == (0, 0, 0) and not getattr(loss_fn, "rebound", lambda: 0.0)()
@@ -104,13 +102,13 @@ def test_a_memory_is_put_back_after_each_call(way, caplog):
 def globally(model, batch):
     global MEAN
     MEAN = 0.9 * MEAN + float(batch[0].mean())
-    losses = moved(alone(model, batch), BANK)
+    losses = moved(cross_entropy(model, batch), BANK)
     BANK.extend(batch[0].mean(1))
     return [one for one in (losses + 0 * MEAN for _ in range(1))][0]
 
 
 def test_global_variables_too():
-    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    model, batch = classifier()
     first, second = (make_stateless(globally)(model, batch) for _ in range(2))
     assert torch.equal(first, second) and not BANK and MEAN == 0.0
 
@@ -119,11 +117,11 @@ def remember(model, batch):
     global FIRST
     earlier = globals().get("FIRST", 0.0)
     FIRST = batch[0].sum()
-    return alone(model, batch) + earlier
+    return cross_entropy(model, batch) + earlier
 
 
 def test_variables_that_did_not_exist_are_removed(caplog):
-    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    model, batch = classifier()
     if model.bias is None:
         latest = None
 
@@ -134,7 +132,7 @@ def test_variables_that_did_not_exist_are_removed(caplog):
         except NameError:
             earlier = 0.0
         latest = batch[0].sum()
-        return alone(model, batch) + earlier
+        return cross_entropy(model, batch) + earlier
 
     for loss_fn in (remember, remember_in_closure):
         with checked_state(model):
@@ -156,10 +154,8 @@ class Centred(nn.Module):
         return F.cross_entropy(out - self.centre, y, reduction="none")
 
 
-def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
-    caplog,
-):
-    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+def test_modules_beside_the_model_keep_their_buffers_or_are_refused(caplog):
+    model, batch = classifier()
     for held in (Centred(moves=False), Centred(moves=True)):
         for way in (
             partial(lambda c, m, b: c(m(b[0]), b[1]), held),
@@ -179,15 +175,11 @@ def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
 
 
 def test_a_large_tensor_is_not_copied_and_may_not_be_written():
-    model, batch, queue = (
-        nn.Linear(4, 3),
-        (torch.randn(6, 4), torch.arange(6) % 3),
-        torch.zeros(2**19),
-    )
+    (model, batch), queue = classifier(), torch.zeros(2**19)
 
     def loss(model, batch):
         queue[: len(batch[0])] = batch[0].mean(1)
-        return alone(model, batch)
+        return cross_entropy(model, batch)
 
     with pytest.raises(
         ValueError, match="tensor that it reaches by 'queue', and that is too large"
@@ -195,9 +187,9 @@ def test_a_large_tensor_is_not_copied_and_may_not_be_written():
         make_stateless(loss)(model, batch)
 
 
-def test_ordinary_losses_are_left_alone(caplog):
+def test_ordinary_losses_are_left_cross_entropy(caplog):
     """The model itself, constants, a cache of the loss's own and an error inside."""
-    model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    model, batch = classifier()
     weight, table = torch.ones(3), {"a": [1, 2]}
 
     def loss(other, batch):

@@ -9,10 +9,12 @@ import dataclasses
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.tensors import copy_to_device
+from tests.models import randn
 
 D_OUT, D_IN = 4, 5
 F64 = torch.float64
@@ -20,7 +22,7 @@ F64 = torch.float64
 
 def basis(d, k):
     torch.manual_seed(d)
-    return torch.linalg.qr(torch.randn(d, d, dtype=F64)).Q[:, :k]
+    return torch.linalg.qr(randn(d, d)).Q[:, :k]
 
 
 def dense(d):
@@ -85,9 +87,9 @@ def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name):
     assert isinstance(entry, Kronecker)
     out = entry.output.apply(torch.eye(D_OUT, dtype=F64))
     into = entry.input.apply(torch.eye(D_IN, dtype=F64))
-    g = torch.randn(3, D_OUT, D_IN, dtype=F64)
+    g = randn(3, D_OUT, D_IN)
     for found in (entry, entry.merge_scalar()):
-        torch.testing.assert_close(found.apply(g), out @ g @ into, rtol=1e-12, atol=1e-12)
+        assert_close(found.apply(g), out @ g @ into, rtol=1e-12, atol=1e-12)
         assert found.operator_norm == pytest.approx(entry.operator_norm, rel=1e-12)
 
 
@@ -95,10 +97,8 @@ def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name):
 def test_the_inverse_and_a_factor_are_those_of_the_matrix(name):
     entry = ENTRIES[name]
     one = torch.eye(D_OUT * D_IN, dtype=F64)
-    torch.testing.assert_close(explicit(entry.inverse()) @ explicit(entry), one, rtol=0, atol=1e-11)
-    torch.testing.assert_close(
-        explicit(entry.scaled(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13
-    )
+    assert_close(explicit(entry.inverse()) @ explicit(entry), one, rtol=0, atol=1e-11)
+    assert_close(explicit(entry.scaled(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13)
 
 
 def tensors_of(x):

@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.data.loading import Part
 from dpkfc.gradients.clip import Clip
@@ -15,10 +16,11 @@ from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.tracking.states import Unknown
+from tests.gradients.cases import sum_examples
+from tests.models import randn
 
 N = 4
 ALONE = Unknown("test", "as if nothing were proved")
-Batch = tuple[Tensor, ...]
 
 
 def loss_fn(model, batch):
@@ -35,18 +37,10 @@ def part_of(weights, group):
 @pytest.mark.parametrize("weights", [None, [1.0, 0.5, 0.0, 2.0]])
 def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     torch.manual_seed(0)
-    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+    model, x = nn.Linear(3, 2).double(), randn(N, 3)
     mode = GradientMode(unproved_operation=ALONE if alone else None)
-    found, norms = clipped_sum(
-        model,
-        find_layers(model),
-        {},
-        Clip(0.8),
-        loss_fn=loss_fn,
-        micro_batches=[((x,), part_of(weights, group))],
-        one_record=lambda i: (x[i : i + 1],),
-        mode=mode,
-    )
+    parts = [part_of(weights, group)]
+    found, norms = sum_examples(model, (x,), 0.8, loss_fn, parts=parts, mode=mode)
     rows = []
     for i, weight in enumerate(weights or [1.0] * N):
         grads = torch.autograd.grad(
@@ -56,16 +50,14 @@ def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     units = torch.stack(rows).view(N // group, group, -1).sum(1)
     lengths = units.norm(dim=1)
     expected = (units * (0.8 / lengths).clamp(max=1).unsqueeze(1)).sum(0)
-    torch.testing.assert_close(norms, lengths, rtol=1e-10, atol=1e-12)
+    assert_close(norms, lengths, rtol=1e-10, atol=1e-12)
     total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
-    torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-12)
+    assert_close(total, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("operation", [None, ALONE])
-def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
-    operation,
-):
-    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(operation):
+    model, x = nn.Linear(3, 2).double(), randn(N, 3)
 
     def batch_of(rows):
         return {"x": rows.clone()}
@@ -86,17 +78,13 @@ def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(
     )
     losses = 1.75 * loss_fn(model, (2 * x,))
     expected = torch.autograd.grad(losses.sum(), list(model.parameters()))
-    torch.testing.assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)
+    assert_close(list(found.values()), list(expected), rtol=1e-10, atol=1e-12)
 
 
 def test_micro_batches_after_the_counted_ones_are_not_summed():
-    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
-    settings = {"loss_fn": loss_fn, "one_record": lambda i: (x[i : i + 1],)}
-    one = ((x,), part_of(None, 1))
-    layers = find_layers(model)
-    expected, norms = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one], **settings)
-    found, counted = clipped_sum(
-        model, layers, {}, Clip(1.0), micro_batches=[one, one], num_summed=1, **settings
-    )
+    model, x = nn.Linear(3, 2).double(), randn(N, 3)
+    one = part_of(None, 1)
+    expected, norms = sum_examples(model, (x,), 1.0, loss_fn, parts=[one])
+    found, counted = sum_examples(model, (x,), 1.0, loss_fn, parts=[one, one], num_summed=1)
     assert torch.equal(counted, norms)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.curvature.fisher import clamp_eigenvalues
 from dpkfc.gradients.clip import Clip
@@ -16,11 +17,12 @@ from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.loop import record
+from tests.models import randn
 from tests.patching import patch_linalg
 
 
 def basis(d):
-    return torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    return torch.linalg.qr(randn(d, d)).Q
 
 
 def entry(d_out, d_in, above, *, turned=True):
@@ -51,13 +53,13 @@ def test_it_is_the_same_map(above, turned):
         and few.input.shape == (40, above)
         and few.scale.shape == (12, above)
     )
-    g = torch.randn(3, 12, 40, dtype=torch.float64)
+    g = randn(3, 12, 40)
     close = {"rtol": 1e-10, "atol": 1e-12}
-    torch.testing.assert_close(few.apply(g), whole.apply(g), **close)
-    torch.testing.assert_close(few.inverse().apply(few.apply(g)), g, **close)
-    torch.testing.assert_close(few.scaled(3.0).apply(g), 3 * whole.apply(g), **close)
-    torch.testing.assert_close(few.variance(), whole.variance(), **close)
-    torch.testing.assert_close(few.complete_basis().apply(g), whole.apply(g), **close)
+    assert_close(few.apply(g), whole.apply(g), **close)
+    assert_close(few.inverse().apply(few.apply(g)), g, **close)
+    assert_close(few.scaled(3.0).apply(g), 3 * whole.apply(g), **close)
+    assert_close(few.variance(), whole.variance(), **close)
+    assert_close(few.complete_basis().apply(g), whole.apply(g), **close)
     assert (
         few.operator_norm == whole.operator_norm
         and few.complete_basis().rest is None
@@ -65,14 +67,14 @@ def test_it_is_the_same_map(above, turned):
     )
     inside, outside = few.split_low_rank(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
-    torch.testing.assert_close(squares, whole.apply(g).square().sum((1, 2)), **close)
+    assert_close(squares, whole.apply(g).square().sum((1, 2)), **close)
 
 
 def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole():
     none = entry(6, 20, 0).compact()
     assert isinstance(none, Kronecker)
-    g = torch.randn(6, 20, dtype=torch.float64)
-    torch.testing.assert_close(none.apply(g), g / 1.5**0.5)
+    g = randn(6, 20)
+    assert_close(none.apply(g), g / 1.5**0.5)
     most = entry(6, 20, 6)
     assert most.compact() is most
     plain = Eigenbasis(torch.rand(4, 5) + 1)
@@ -113,9 +115,9 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case, gram, monkeyp
             )
         )
     (norms, sums), (few_norms, few_sums) = results
-    torch.testing.assert_close(few_norms, norms, rtol=1e-8, atol=0)
+    assert_close(few_norms, norms, rtol=1e-8, atol=0)
     for name, value in sums.items():
-        torch.testing.assert_close(few_sums[name], value, rtol=1e-7, atol=1e-12)
+        assert_close(few_sums[name], value, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 36), (7, 40, 36), (7, 40, 9), (30, 100, 80)])

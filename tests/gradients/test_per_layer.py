@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.discovery import find_layers
 from tests.gradients.whitened import clipped
@@ -76,10 +75,3 @@ def test_one_example_moves_the_sum_by_at_most_c(value):
     assert float(moved) <= 0.3 * (1 + 1e-9)
     if not math.isfinite(value):
         assert float(moved) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_plan_has_the_whole_bound_as_its_sensitivity():
-    plan = PrivacyConfig(
-        expected_batch_size=4, steps=2, max_grad_norm=0.7, clipping="per_layer"
-    ).with_noise(1.0, 1e-3, 20)
-    assert plan.sensitivity == 0.7

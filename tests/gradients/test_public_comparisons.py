@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
-from dpkfc.session import Session
 from dpkfc.verification.batch_comparison import check_sizes
 from dpkfc.verification.public_passes import PublicPasses
+from tests.models import randn
 from tests.recording import Heard
+from tests.sessions import assert_refused, open_session, train
 
 COUNT = 8
 
@@ -67,21 +67,22 @@ def test_rounding_is_no_difference(odd):
     check(odd, 1e-9)
 
 
+def rows():
+    return (randn(24, 3),)
+
+
+def sine_loss(model, batch):
+    return model(batch[0]).sin().sum(1)
+
+
 def test_what_is_undefined_for_one_example_is_named_by_its_operation():
-    """The message advised on squeeze() alone."""
 
     class Normalised(nn.Linear):
         def forward(self, x):
             return F.batch_norm(super().forward(x), None, None, training=True)
 
-    model = Normalised(3, 2)
-    plan = PrivacyConfig(expected_batch_size=4, steps=1).with_noise(1.0, 1e-3, 12)
-    session = Session(
-        plan, model, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(12, 3), torch.zeros(12))
-    )
-    with session, pytest.raises(ValueError, match="batch_norm.*taken over the batch") as caught:
-        session.step(next(session.batches()), lambda m, batch: m(batch[0]).sum(1))
-    assert len(str(caught.value)) <= 160
+    refused = open_session(Normalised(3, 2).double(), rows())
+    assert_refused(refused, "batch_norm.*taken over the batch", sine_loss)
 
 
 def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
@@ -94,14 +95,10 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
             return x * self.gain
 
     register_layer_rule(Gain, lambda call: {"gain": 2 * call.gradient * call.input})
-    model, x = (
-        nn.Sequential(nn.Linear(3, 3).double(), Gain()),
-        torch.randn(24, 3, dtype=torch.float64),
-    )
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+    model = nn.Sequential(nn.Linear(3, 3).double(), Gain())
+    with open_session(model, rows()) as session:
         with pytest.raises(Exception, match="gain"):
-            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+            session.step(next(session.batches()), sine_loss)
         assert session.ledger.count == 0
 
 
@@ -133,17 +130,10 @@ class Inner(nn.Module):
 
 
 @pytest.mark.parametrize("change", [queued, mixing_backward])
-def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
-    change,
-):
+def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(change):
     torch.manual_seed(0)
-    model, x = Inner(change), torch.randn(24, 3, dtype=torch.float64)
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
-        with pytest.raises(ValueError, match="earlier batch|backward pass reads") as error:
-            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
-        assert len(str(error.value)) <= 160
-        assert session.ledger.count == 0
+    session = open_session(Inner(change), rows())
+    assert_refused(session, "earlier batch|backward pass reads", sine_loss)
 
 
 def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples():
@@ -151,10 +141,7 @@ def test_features_that_a_model_keeps_leave_it_one_pass_for_all_examples():
         FEATURES.append(h.detach())
         return h
 
-    model, x = Inner(keep), torch.randn(24, 3, dtype=torch.float64)
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
-        session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+    train(Inner(keep), rows(), sine_loss, steps=1)
     assert len(FEATURES.pop()) > 1
 
 
@@ -170,17 +157,11 @@ def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass():
         numbers.append(float(drawn.detach()[0]))
         return h * (drawn > 0.5)
 
-    def loss(model, batch):
-        return model(batch[0]).sin().sum(1)
-
-    x = torch.randn(24, 3, dtype=torch.float64)
-    model = Inner(mask)
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+    with open_session(Inner(mask), rows()) as session:
         batches = session.batches()
-        session.step(next(batches), loss)
+        session.step(next(batches), sine_loss)
         numbers.clear()
-        session.step(next(batches), loss)
+        session.step(next(batches), sine_loss)
     assert numbers and len(set(numbers)) == len(numbers)
     assert torch.equal(GENERATOR.get_state(), before)
 
@@ -225,14 +206,7 @@ class Pooled(nn.Module):
 
 
 def train_on_texts(model, collate, first=4):
-    def loss_fn(model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    plan = PrivacyConfig(expected_batch_size=4, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with Session(plan, model, optimizer, Texts(first), collate_fn=collate) as session:
-        for batch in session.batches():
-            session.step(batch, loss_fn)
+    train(model, Texts(first), collate_fn=collate, expected_batch_size=4)
 
 
 @pytest.mark.parametrize("first", range(2, 9))
@@ -299,14 +273,6 @@ class Counting(Inner):
 
 
 def test_a_module_may_count_passes_and_not_examples():
-    x = torch.randn(24, 3, dtype=torch.float64)
-    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
-
-    def step(model):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with Session(plan, model, optimizer, (x, x)) as session:
-            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
-
-    step(Counting(False))
-    with pytest.raises(ValueError, match="the loss of a row in a batch of 16 differs"):
-        step(Counting(True))
+    train(Counting(False), rows(), sine_loss)
+    refused = open_session(Counting(True), rows())
+    assert_refused(refused, "the loss of a row in a batch of 16 differs", sine_loss)

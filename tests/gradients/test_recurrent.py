@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from tests.gradients.loop import assert_equals_a_loop, examples, loss_fn, taped
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, taped
 from tests.gradients.whitened import clipped
+from tests.models import randn
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -29,7 +31,8 @@ class Reader(nn.Module):
         self.first, self.inner, self.states = nn.Linear(2, 3), inner, states
 
     def forward(self, x, *state):
-        x = self.first(x)
+        # read as well, so that dead units do not hide every gradient
+        first = x = self.first(x)
         x = x if self.inner.batch_first else x.transpose(0, 1)
         hx = tuple(s.transpose(0, 1).contiguous() for s in state)  # [N, layers, width] in the batch
         hx = () if not hx else (hx,) if len(hx) > 1 else hx
@@ -37,9 +40,8 @@ class Reader(nn.Module):
         out = out if self.inner.batch_first else out.transpose(0, 1)
         last = last if isinstance(last, tuple) else (last,)
         ends = [s.transpose(0, 1).flatten(1) * (k + 2) for k, s in enumerate(last)]
-        return {"": torch.cat([out.flatten(1), *ends], 1), "out": out, "ends": torch.cat(ends, 1)}[
-            self.states
-        ]
+        read = {"": [out.flatten(1), *ends], "out": [out.flatten(1)], "ends": ends}[self.states]
+        return torch.cat([first.flatten(1), *read], 1)
 
 
 @given(
@@ -61,15 +63,11 @@ def test_any_shape_equals_a_loop(
         3, width, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional
     )
     model = Reader(inner, read).double()
-    batch = [torch.randn(n, t, 2, dtype=torch.float64)]
+    batch = [randn(n, t, 2)]
     if initial:
         states = 2 if kind == "lstm" else 1
-        batch += [
-            torch.randn(n, layers * (1 + bidirectional), width, dtype=torch.float64)
-            for _ in range(states)
-        ]
-    singles = [tuple(x[i : i + 1] for x in batch) for i in range(n)]
-    assert_equals_a_loop(model, loss_fn, tuple(batch), singles)
+        batch += [randn(n, layers * (1 + bidirectional), width) for _ in range(states)]
+    assert_equals_a_loop(model, tuple(batch))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -77,8 +75,7 @@ def test_projected_states(bidirectional):
     model = Reader(
         nn.LSTM(3, 5, 2, proj_size=2, batch_first=True, bidirectional=bidirectional)
     ).double()
-    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    assert_equals_a_loop(model, (randn(3, 4, 2),))
 
 
 def test_a_layer_called_twice_and_partly_frozen():
@@ -92,8 +89,7 @@ def test_a_layer_called_twice_and_partly_frozen():
         def forward(self, x):
             return self.inner(self.inner(x)[0])[0]
 
-    batch = (torch.randn(3, 4, 3, dtype=torch.float64),)
-    assert_equals_a_loop(Twice().double(), loss_fn, batch, examples(batch, 3))
+    assert_equals_a_loop(Twice().double(), (randn(3, 4, 3),))
 
 
 def test_only_biases_train_and_the_state_comes_by_keyword():
@@ -108,32 +104,31 @@ def test_only_biases_train_and_the_state_comes_by_keyword():
             state = torch.ones(1, x.shape[0], 3, dtype=x.dtype)
             return self.inner(input=x, hx=(state, 2 * state))[0]
 
-    batch = (torch.randn(3, 4, 3, dtype=torch.float64),)
-    assert_equals_a_loop(Biases().double(), loss_fn, batch, examples(batch, 3))
+    assert_equals_a_loop(Biases().double(), (randn(3, 4, 3),))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "rnn relu"])
 def test_a_broken_example_stays_alone(kind):
     model = Reader(KINDS[kind](3, 4, 2, batch_first=True)).double()
-    layers, x = find_layers(model), torch.randn(3, 4, 2, dtype=torch.float64)
+    layers, x = find_layers(model), randn(3, 4, 2)
     sums = []
     for rows in ([0, 1, 2], [0, 2]):
         part = x.clone()
         part[1, 2, 0] = float("nan")
         sums.append(clipped(model, layers, (part[rows],), loss_fn, 0.5)[1])
     for name, total in sums[0].items():
-        torch.testing.assert_close(total, sums[1][name], rtol=1e-12, atol=1e-13)
+        assert_close(total, sums[1][name], rtol=1e-12, atol=1e-13)
 
 
 def test_dropout_between_layers_hides_the_batch_axis():
     model = Reader(nn.LSTM(3, 4, 2, dropout=0.5)).double()
-    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
+    batch = (randn(3, 4, 2),)
     with pytest.raises(
         ValueError, match="LSTM hides the batch axis.*dropout is drawn between layers"
     ):
         taped(model, loss_fn, batch, 3)
     model.eval()
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    assert_equals_a_loop(model, batch)
 
 
 def test_a_subclass_with_its_own_forward_takes_the_fallback():
@@ -143,10 +138,10 @@ def test_a_subclass_with_its_own_forward_takes_the_fallback():
 
     model = Reader(Doubled(3, 4, batch_first=True), "out").double()
     assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "fallback"
-    batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    batch = (randn(3, 4, 2),)
+    assert_equals_a_loop(model, batch)
     model.states = "ends"  # [layers, N, width]: the batch is not in front
-    assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
+    assert_equals_a_loop(model, batch)
 
 
 class Last(nn.Module):
@@ -169,12 +164,10 @@ class Last(nn.Module):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(batch_first, rows):
     model = Last(batch_first).double()
-    x = torch.randn(rows, 6, 4, dtype=torch.float64)
+    x = randn(rows, 6, 4)
     blocks = capture(model, find_layers(model), lambda inner: inner(x).square().sum(1))
     for i in range(rows):
         wanted = torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.inner.weight_ih_l0)[
             0
         ]
-        torch.testing.assert_close(
-            blocks["inner"].grads["weight_ih_l0"][i], wanted, rtol=1e-10, atol=1e-12
-        )
+        assert_close(blocks["inner"].grads["weight_ih_l0"][i], wanted, rtol=1e-10, atol=1e-12)

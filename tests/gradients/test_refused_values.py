@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
-from dpkfc.config import PrivacyConfig
-from dpkfc.session import Session
+from tests.sessions import assert_refused, open_session
 
 N, STEPS = 24, 3
 Batch = tuple[Tensor, Tensor]
@@ -81,12 +81,8 @@ LOSSES = [
 def test_a_record_that_torch_refuses_adds_nothing(loss_fn, last, value):
     x, y = data(value)
     model, bound = net(*last), 0.1
-    plan = PrivacyConfig(
-        expected_batch_size=8, steps=STEPS, test_mode_seed=1, max_grad_norm=bound
-    ).with_noise(0.0, 1e-3, N)
     parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, 1.0)
-    with Session(plan, model, optimizer, (x, y)) as session:
+    with open_session(model, (x, y), 0.0, lr=1.0, steps=STEPS, max_grad_norm=bound) as session:
         for batch in session.batches():
             expected = [torch.zeros_like(p) for p in parameters]
             kept = [i for i in batch.rows if abs(x[i, 2]) < 50]
@@ -99,7 +95,7 @@ def test_a_record_that_torch_refuses_adds_nothing(loss_fn, last, value):
             before = [p.detach().clone() for p in parameters]
             record = session.step(batch, loss_fn)
             moved = [old - p.detach() for old, p in zip(before, parameters, strict=True)]
-            torch.testing.assert_close(moved, expected, rtol=1e-6, atol=1e-12)
+            assert_close(moved, expected, rtol=1e-6, atol=1e-12)
             if not math.isfinite(value):
                 assert record.nonfinite_fraction == pytest.approx(1 - len(kept) / len(batch.rows))
         assert session.steps_done == STEPS
@@ -171,14 +167,12 @@ def run_with(place, check, columns, *, verify=True):
     if place == "model":
         model.register_forward_pre_hook(lambda _, args: check(args[0]))
     model.append(nn.Sigmoid())
-    plan = PrivacyConfig(expected_batch_size=8, steps=STEPS, test_mode_seed=1).with_noise(
-        0.0, 1e-3, N
-    )
-    session = Session(
-        plan,
+    session = open_session(
         model,
-        torch.optim.SGD(model.parameters(), 1.0),
         Rows(columns, check) if place == "dataset" else columns,
+        0.0,
+        lr=1.0,
+        steps=STEPS,
         augment=augment if place == "augment" else None,
         collate_fn=collate if place == "collate" else None,
         verify=verify,
@@ -199,7 +193,7 @@ def run_with(place, check, columns, *, verify=True):
 def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(place, check, caplog):
     expected, shares = run_with("", check, data(math.nan))
     found, found_shares = run_with(place, check, data(100.0))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    assert_close(found, expected, rtol=1e-6, atol=1e-12)
     assert found_shares == shares and any(shares)
     assert "SECRET" not in caplog.text and "PRIVATE, for your eyes only" in caplog.text
 
@@ -222,7 +216,4 @@ def test_a_record_that_makes_the_model_write_its_weights_ends_the_run():
             return super().forward(x)
 
     model = nn.Sequential(Writes(4, 1), nn.Flatten(0), nn.Sigmoid()).double()
-    plan = PrivacyConfig(expected_batch_size=8, steps=1, test_mode_seed=1).with_noise(0.0, 1e-3, N)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 1.0), data(100.0)) as session:
-        with pytest.raises(ValueError, match="writes to the parameter"):
-            session.step(next(session.batches()), bce)
+    assert_refused(open_session(model, data(100.0)), "writes to the parameter", bce)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing import assert_close
 
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
@@ -19,6 +20,7 @@ from dpkfc.linalg.input_cache import InputCache
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.sides import Diagonal, Identity, LowRank
+from tests.models import randn
 
 N, T, D = 3, 5, 40
 
@@ -41,13 +43,13 @@ class Attention(nn.Module):
 
 
 def low_rank(d, k=3):
-    vectors = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64))[0]
+    vectors = torch.linalg.qr(randn(d, k))[0]
     return LowRank(vectors, 0.5 + torch.rand(k, dtype=torch.float64), 0.7)
 
 
 def taped(model):
     layers, tape = find_layers(model), Tape(model, find_layers(model))
-    x = torch.randn(N, T, D, dtype=torch.float64)
+    x = randn(N, T, D)
     with tape:
         losses = model(x).square().sum((1, 2))
     return layers, tape.backward(losses)
@@ -84,7 +86,7 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(name, monkeypatch):
         entry = metric.get(layer.name, Kronecker())
         g = entry.output.apply_left(entry.input.apply(block.per_example()))  # by brute force
         alone[layer.name] = per_example_norms(block, metric.get(layer.name), "gram").norms
-        torch.testing.assert_close(alone[layer.name], g.flatten(1).norm(dim=1), rtol=1e-9, atol=0)
+        assert_close(alone[layer.name], g.flatten(1).norm(dim=1), rtol=1e-9, atol=0)
     made = list[int]()
     products = linear_norms._row_products
     monkeypatch.setattr(linear_norms, "_row_products", lambda x: made.append(1) or products(x))
@@ -139,16 +141,12 @@ def test_in_place_and_folded_maps_are_the_map(name, contiguous):
         "diagonal": Kronecker(Diagonal(torch.rand(D, dtype=torch.float64)), Identity(0.2)),
         "basis": Eigenbasis(torch.rand(6, D, dtype=torch.float64)),
     }[name]
-    g = (
-        torch.randn(4, 6, D, dtype=torch.float64)
-        if contiguous
-        else torch.randn(4, D, 6, dtype=torch.float64).mT
-    )
+    g = randn(4, 6, D) if contiguous else randn(4, D, 6).mT
     expected = (
         g * metric.scale if name == "basis" else metric.output.apply_left(metric.input.apply(g))
     )
-    torch.testing.assert_close(metric.apply(g), expected, rtol=1e-12, atol=1e-14)
+    assert_close(metric.apply(g), expected, rtol=1e-12, atol=1e-14)
     if name != "basis":
         assert metric.merge_scalar().operator_norm == pytest.approx(metric.operator_norm)
     metric.apply_(g)
-    torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
+    assert_close(g, expected, rtol=1e-12, atol=1e-14)

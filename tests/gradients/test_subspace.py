@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpkfc.clipping import SPLIT, contribution_bound
 from dpkfc.curvature.gep import GEP
@@ -29,6 +30,7 @@ from dpkfc.linalg.subspace import EMBEDDING
 from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
 from tests.gradients.whitened import looped
+from tests.models import randn
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
 
@@ -102,11 +104,9 @@ def summed(model, batch, basis, sizes, loss=loss_fn):
 
 def assert_sum_is(found, model, parts, **close):
     close = close or CLOSE
-    torch.testing.assert_close(
-        found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close
-    )
+    assert_close(found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close)
     residual = flat({n: found[n] for n in trainable(model)})
-    torch.testing.assert_close(residual, torch.stack([r for _, r in parts]).sum(0), **close)
+    assert_close(residual, torch.stack([r for _, r in parts]).sum(0), **close)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -114,15 +114,13 @@ def test_sums_and_norms_equal_a_loop(case):
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
     matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
-    torch.testing.assert_close(
-        matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    assert_close(matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12)
     found, norms = summed(model, batch, basis, [4, 2])
     assert_sum_is(found, model, [stacked(g, matrix, basis) for g in rows])
     expected = [
         max((matrix.T @ g).norm() / 0.6, (g - matrix @ (matrix.T @ g)).norm() / 0.4) for g in rows
     ]
-    torch.testing.assert_close(norms, torch.stack(expected), **CLOSE)
+    assert_close(norms, torch.stack(expected), **CLOSE)
 
 
 def taped(model, layers, batch):
@@ -177,7 +175,7 @@ def test_a_broken_example_contributes_zero(name, value):
     expected, _ = summed(model, kept, basis, [3])
     assert torch.equal(torch.isfinite(norms), bad == 0)
     for n in expected:
-        torch.testing.assert_close(found[n], expected[n], **CLOSE)
+        assert_close(found[n], expected[n], **CLOSE)
 
 
 # -- sensitivity -----------------------------------------------------------------------------------
@@ -219,8 +217,8 @@ def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(kind, share
 
 def _gradient(kind, matrix):
     inside, g = (
-        matrix @ torch.randn(matrix.shape[1], dtype=torch.float64),
-        torch.randn(len(matrix), dtype=torch.float64),
+        matrix @ randn(matrix.shape[1]),
+        randn(len(matrix)),
     )
     across = g - matrix @ (matrix.T @ g)
     return {
@@ -336,10 +334,3 @@ def test_split_clipping_without_a_basis_is_refused(mlp, clipping):
 def test_a_bound_that_bounds_nothing_is_refused(bound):
     with pytest.raises(ValueError, match="max_grad_norm must be positive and finite"):
         clip_factors(torch.ones(2), bound, "flat")
-
-
-def test_the_sensitivity_follows_from_the_name():
-    assert contribution_bound("embedding", 1.0) == 1.0
-    assert contribution_bound("embedding_residual", 1.0) == math.sqrt(2)
-    with pytest.raises(ValueError, match="leave max_grad_norm at 1"):
-        contribution_bound("embedding_residual", 2.0)

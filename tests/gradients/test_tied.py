@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
@@ -131,12 +132,12 @@ def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, se
     metric = Kronecker(side(input_kind, d), side(output_kind, v))
     z = metric.apply(block.per_example())
     found = per_example_norms(block, metric, method)
-    torch.testing.assert_close(found.norms, z.flatten(1).norm(dim=1), rtol=1e-9, atol=1e-7)
+    assert_close(found.norms, z.flatten(1).norm(dim=1), rtol=1e-9, atol=1e-7)
     assert bool((found.norms >= z.flatten(1).norm(dim=1) * (1 - 1e-12)).all())
     weights = torch.rand(n, dtype=torch.float64)
     total = found.block.weighted_sum(weights)
     total = total if found.whitened else metric.apply(total)
-    torch.testing.assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
+    assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
 
 
 @given(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
@@ -148,7 +149,7 @@ def check(
     exact = torch.tensor([norm_of(row) for row in rows], dtype=torch.float64)
     c = float(exact.median())
     norms, total = clipped(model, layers, batch, loss_fn, c, metric)
-    torch.testing.assert_close(norms, exact, rtol=tolerance, atol=1e-12)
+    assert_close(norms, exact, rtol=tolerance, atol=1e-12)
     assert bool((norms >= exact * (1 - 1e-14)).all())
     assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
     parts = [
@@ -158,7 +159,7 @@ def check(
     for name, expected in clipped_sum(rows, c).items():
         for found in (total[name], sum(part[name] for part in parts)):
             assert found.shape == expected.shape
-            torch.testing.assert_close(
+            assert_close(
                 found,
                 expected,
                 rtol=tolerance,

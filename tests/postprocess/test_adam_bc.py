@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Diagonal
@@ -60,7 +61,7 @@ def test_a_signal_far_above_the_noise_gives_adam_without_epsilon():
         w.grad = g.clone()
         optimizer.step()
         mine -= 0.1 * value.gradients["w"]
-        torch.testing.assert_close(mine, w.detach(), rtol=1e-9, atol=1e-12)
+        assert_close(mine, w.detach(), rtol=1e-9, atol=1e-12)
     assert value.notes["adam_bc/floor_fraction"] == 0
 
 
@@ -68,9 +69,7 @@ def test_the_noise_is_taken_off_after_the_correction_of_the_bias():
     """One step, by hand: v̂ = g², so the step is g / √max(g² − Φ, γ')."""
     g = torch.tensor([2.0, 0.3, -1.0]).double()
     (value,) = run(AdamBC(floor=1e-4), [g], variance=0.25)
-    torch.testing.assert_close(
-        value.gradients["w"], g / torch.tensor([3.75, 1e-4, 0.75]).double().sqrt()
-    )
+    assert_close(value.gradients["w"], g / torch.tensor([3.75, 1e-4, 0.75]).double().sqrt())
     assert value.notes["adam_bc/floor_fraction"] == pytest.approx(1 / 3)
 
 

@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
-from dpkfc.data.loading import layout
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoint
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.protocol import AT_PARAMETERS
-from tests.gradients.cases import reader
+from tests.gradients.cases import sum_examples
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import run
 from tests.recording import Heard
@@ -116,24 +112,9 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
     ]
     results = []
     for at in (points, (AT_MODEL_PARAMETERS,)):
-        total, _ = clipped_sum(
-            model,
-            find_layers(model),
-            {},
-            Clip(1e9),
-            loss_fn=squares,
-            micro_batches=parts(batch),
-            one_record=reader(batch),
-            points=at,
-        )
+        total, _ = sum_examples(model, batch, 1e9, squares, points=at)
         results.append(total["weight"])
-    torch.testing.assert_close(
-        results[0], results[1] + (1 - kappa) / kappa * d @ hessian, rtol=1e-9, atol=1e-8
-    )
-
-
-def parts(batch):
-    return [(batch, part) for part in layout(np.arange(len(batch[0])))]
+    assert_close(results[0], results[1] + (1 - kappa) / kappa * d @ hessian, rtol=1e-9, atol=1e-8)
 
 
 # -- Nesterov's momentum, Appendix A.4 of the paper ------------------------------------------------
@@ -175,7 +156,7 @@ def weights_of_nesterov(momentum, ahead):
 def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa):
     """At c = 1 the velocity is the last step, the momentum is 1 − κ, and κ scales the rate."""
     ahead = (1 - kappa) / kappa
-    torch.testing.assert_close(
+    assert_close(
         weights_of_disk(kappa, ahead).flatten(),
         weights_of_nesterov(1 - kappa, ahead),
         rtol=1e-9,

@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.testing import assert_close
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clip import Clip
-from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.postprocess import DiSK
-from tests.gradients.cases import CASES, Case, build, loss_fn
+from tests.gradients.cases import CASES, Case, build, loss_fn, sum_examples
 from tests.gradients.whitened import looped, metric_of, whiten
 
 
@@ -94,31 +93,6 @@ def change(model, size):
     return {n: size * torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
 
 
-def summed(
-    model,
-    batch,
-    points,
-    clip,
-    metric,
-    parts,
-):
-    micro = [(tuple(x[torch.from_numpy(part.records)] for x in batch), part) for part in parts]
-
-    def one_record(index):
-        return tuple(x[index : index + 1] for x in batch)
-
-    return clipped_sum(
-        model,
-        find_layers(model),
-        metric,
-        Clip(clip),
-        loss_fn=loss_fn,
-        micro_batches=micro,
-        one_record=one_record,
-        points=points,
-    )
-
-
 def combined(model, batch, points):
     """By plain autograd, example by example: Σ over points of weight · gradient there."""
     own = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -164,8 +138,10 @@ def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case, metr
                 whitened[-1].update(whiten(layer, metric.get(layer.name), row))
         bound = float(np.median([length(row) for row in whitened]))
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        total, norms = summed(model, batch, points, bound, metric, layout(np.arange(4), 3))
-        torch.testing.assert_close(
+        total, norms = sum_examples(
+            model, batch, bound, metric=metric, points=points, parts=layout(np.arange(4), 3)
+        )
+        assert_close(
             norms,
             torch.tensor([length(r) for r in whitened], dtype=torch.float64),
             rtol=1e-8,
@@ -173,7 +149,7 @@ def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case, metr
         )
         for name in total:
             expected = sum(min(1.0, bound / length(row)) * row[name] for row in whitened)
-            torch.testing.assert_close(
+            assert_close(
                 total[name], expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
             )
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -190,8 +166,9 @@ def test_one_example_moves_the_sum_by_at_most_c(case):
             if batch[0].is_floating_point():
                 batch = (batch[0] * scale, batch[1])
             points = points_of(disk, model, change(model, size))
-            with_all, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(3)))
-            without, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(2)))
-            alone, _ = summed(model, batch, points, 1.0, {}, layout(np.arange(2, 3)))
+            with_all, without, alone = (
+                sum_examples(model, batch, 1.0, points=points, parts=layout(rows))[0]
+                for rows in (range(3), range(2), [2])
+            )
             assert length(alone) <= 1 + 1e-5
             assert length({n: with_all[n] - without[n] for n in alone}) <= 1 + 1e-5

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.postprocess.weight_average import WeightAverage
@@ -41,7 +42,7 @@ def test_the_average_equals_its_recursion_and_training_is_untouched(warmup):
             expected = mu * expected + (1 - mu) * weights(mine)
             before = weights(mine).clone()
             with s.averaged_weights():
-                torch.testing.assert_close(weights(mine), expected, rtol=1e-12, atol=1e-14)
+                assert_close(weights(mine), expected, rtol=1e-12, atol=1e-14)
             assert torch.equal(weights(mine), before)
     assert torch.equal(weights(mine), weights(plain))
 
@@ -76,9 +77,9 @@ def test_half_precision_weights_are_averaged_in_single_precision():
         average.update()
     held = average.state_dict()["average.w"]
     assert held.dtype == torch.float32
-    torch.testing.assert_close(held, torch.full((3,), 2 - 0.999**100), rtol=1e-4, atol=0)
+    assert_close(held, torch.full((3,), 2 - 0.999**100), rtol=1e-4, atol=0)
     with average.swap_in():
-        torch.testing.assert_close(p.float(), held, rtol=1e-2, atol=0)
+        assert_close(p.float(), held, rtol=1e-2, atol=0)
     assert torch.equal(p, torch.full((3,), 2.0, dtype=torch.bfloat16))
 
 

@@ -13,6 +13,7 @@ from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
+from tests.models import randn
 from tests.postprocess.cases import chained, released, several_layers
 
 FILTERS = [
@@ -26,7 +27,7 @@ FILTERS = [
 
 
 def dense(d):
-    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
+    q, _ = torch.linalg.qr(randn(d, d))
     values = torch.rand(d, dtype=torch.float64) + 0.3
     return Dense((q * values) @ q.T, float(values.max()))
 
@@ -34,8 +35,8 @@ def dense(d):
 def some_metric(seed):
     """A map of every kind; another one after the metric was rebuilt."""
     torch.manual_seed(seed)
-    q, _ = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64))
-    vectors, _ = torch.linalg.qr(torch.randn(3, 1, dtype=torch.float64))
+    q, _ = torch.linalg.qr(randn(2, 2))
+    vectors, _ = torch.linalg.qr(randn(3, 1))
     return {
         "linear": Kronecker(LowRank(vectors, torch.tensor([0.4]).double(), 1.1), dense(3)),
         "bare": Eigenbasis(torch.rand(2, 2, dtype=torch.float64) + 0.3, input=q),

@@ -29,7 +29,7 @@ from tests.audit.integration import (
 
 DELTA = 1e-5
 CASES = 500
-QUICK = 20
+QUICK = 10
 
 
 def draw(seed):

@@ -4,9 +4,6 @@ examples and arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +12,6 @@ from hypothesis import strategies as st
 
 from dpkfc.tracking.states import BatchAxis
 from tests.tracking.brute_force import Case, Operand, draw_normal, faults, whole
-
-Made = tuple[Callable[..., Any], tuple[Operand, ...]]
 
 
 class Choices:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ from tests.tracking.elementwise import elementwise_cases, overloads
 
 aten = torch.ops.aten
 N = 3
-Call = Callable[..., Any]
 
 # Names that no call on this machine can reach, with the reason.
 _CUDA = "it has a kernel on CUDA alone"

@@ -36,16 +36,7 @@ def _cnn():
 # -- augmentations ---------------------------------------------------------------------------------
 
 
-def _augmented(
-    name,
-    kind,
-    change,
-    *,
-    build=_mlp,
-    batch=VECTORS,
-    size=5,
-    is_random=False,
-):
+def _augmented(name, kind, change, *, build=_mlp, batch=VECTORS, size=5, is_random=False):
     """Register a model whose inputs go through a function of the batch."""
     name = f"mixes_augment_{name}" if kind == MIXING else f"augment_{name}"
     size_or_none = size if kind == MIXING else None
@@ -151,16 +142,7 @@ add_architecture(
 # -- collate functions -----------------------------------------------------------------------------
 
 
-def _collated(
-    name,
-    kind,
-    collate,
-    *,
-    build=_mlp,
-    batch=VECTORS,
-    loss_fn=classify,
-    size=5,
-):
+def _collated(name, kind, collate, *, build=_mlp, batch=VECTORS, loss_fn=classify, size=5):
     """Register a model whose batches are made by a collate function of its own."""
     name = f"mixes_collate_{name}" if kind == MIXING else f"collate_{name}"
     add_architecture(

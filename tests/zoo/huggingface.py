@@ -166,16 +166,7 @@ def build(model, config, settings, attention):
     return make
 
 
-def add(
-    name,
-    model,
-    config,
-    settings,
-    batch,
-    loss_fn,
-    attention=None,
-    **options,
-):
+def add(name, model, config, settings, batch, loss_fn, attention=None, **options):
     """Register a model of transformers."""
     options = {"requires": "transformers", **options}
     add_architecture(

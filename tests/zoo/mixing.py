@@ -22,14 +22,7 @@ VECTORS = vectors()
 IMAGES = tensors((2, 5, 5))
 
 
-def _add(
-    name,
-    build,
-    batch=VECTORS,
-    loss_fn=classify,
-    size=5,
-    family="mixing models",
-):
+def _add(name, build, batch=VECTORS, loss_fn=classify, size=5, family="mixing models"):
     add_architecture(f"mixes_{name}", family, build, batch, loss_fn, kind=MIXING, size=size)
 
 

@@ -44,14 +44,7 @@ def _inner(change, width=6):
     return build
 
 
-def _add(
-    name,
-    kind,
-    change,
-    width=6,
-    *,
-    is_random=False,
-):
+def _add(name, kind, change, width=6, *, is_random=False):
     name = f"mixes_{name}" if kind == MIXING else name
     size = 5 if kind == MIXING else None
     add_architecture(
