@@ -63,7 +63,10 @@ for _name, (_first, _options) in _MULTIHEAD.items():
     )
 
 
-@register("attention", SEQUENCE, classify)
+register_attention = register("attention", SEQUENCE, classify)
+
+
+@register_attention
 def multihead_of_other_widths_with_masks_of_heads():
     def forward(m, x):
         mask = m.mask(x).transpose(1, 2).flatten(0, 1).unsqueeze(1).expand(-1, 4, -1)
@@ -102,7 +105,7 @@ add_architecture(
 )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def encoder_in_evaluation_mode():
     """Torch's fast path must not be taken under a gradient."""
     return _encoder(True, False, "relu").eval()
@@ -214,7 +217,7 @@ add_architecture(
 )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def scaled_dot_product_with_learnt_mask():
     def forward(m, x):
         q, k, v = (z.unflatten(-1, (2, 2)).transpose(1, 2) for z in m.qkv(x).chunk(3, -1))
@@ -224,7 +227,7 @@ def scaled_dot_product_with_learnt_mask():
     return Network(forward, qkv=nn.Linear(4, 12), bias=parameter(2, 4, 4), head=nn.Linear(4, 3))
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def attention_by_einsum_sequence_first():
     def forward(m, x):
         x = x.transpose(0, 1)
@@ -245,7 +248,7 @@ def attention_by_einsum_sequence_first():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def relative_bias_expanded_to_the_batch():
     """As in MPNet: `[t, t]` positions are expanded to the batch before they are added."""
 
@@ -260,7 +263,7 @@ def relative_bias_expanded_to_the_batch():
     return Network(forward, qkv=nn.Linear(4, 12), bias=nn.Embedding(5, 2), head=nn.Linear(4, 3))
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def disentangled_relative_positions():
     """As in DeBERTa: relative embeddings go through the projections of content."""
 
@@ -285,7 +288,7 @@ def disentangled_relative_positions():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def transformer_xl_relative_shift():
     def forward(m, x):
         n, t, _ = x.shape
@@ -307,7 +310,7 @@ def transformer_xl_relative_shift():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def latents_projected_before_they_meet_an_example():
     def forward(m, x):
         q = m.q(m.norm(m.latents))
@@ -325,7 +328,7 @@ def latents_projected_before_they_meet_an_example():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def set_transformer_induced_points():
     def forward(m, x):
         n = x.shape[0]
@@ -348,7 +351,7 @@ def set_transformer_induced_points():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def slot_attention():
     def forward(m, x):
         n = x.shape[0]
@@ -372,7 +375,7 @@ def slot_attention():
     )
 
 
-@register("attention", SEQUENCE, classify)
+@register_attention
 def fourier_mixing_as_in_fnet():
     def forward(m, x):
         x = m.norm(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)

@@ -59,7 +59,10 @@ def conv3d_stack():
     )
 
 
-@register("cnn", IMAGE, classify)
+register_cnn = register("cnn", IMAGE, classify)
+
+
+@register_cnn
 def conv2d_functional():
     def forward(m, x):
         h = F.conv2d(x, m.kernel, m.bias, padding=1)
@@ -68,7 +71,7 @@ def conv2d_functional():
     return Network(forward, kernel=parameter(4, 2, 3, 3), bias=parameter(4), head=nn.Linear(4, 3))
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def weight_standardisation_by_subclass():
     class StandardisedConv(nn.Conv2d):
         def forward(self, x):
@@ -93,7 +96,7 @@ for _name, _norm in _NORMS.items():
     )
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def group_norm_by_batch_norm_trick():
     """Instance normalisation as torch computes it: examples folded into the channels of a batch
     norm.
@@ -134,7 +137,7 @@ def max_pooling_with_indices_and_unpooling():
     return Network(forward, a=nn.Conv2d(1, 2, 3, padding=1), b=nn.Conv2d(2, 1, 3, padding=1))
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def spatial_transformer():
     def forward(m, x):
         theta = m.locate(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, dtype=x.dtype)
@@ -144,7 +147,7 @@ def spatial_transformer():
     return Network(forward, locate=nn.Linear(72, 6), conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def dynamic_convolution_by_groups():
     """Kernels of each example, applied by one grouped convolution with the batch folded into the
     channels.
@@ -159,7 +162,7 @@ def dynamic_convolution_by_groups():
     return Network(forward, kernels=nn.Linear(2, 24), head=nn.Linear(3, 3))
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def layers_run_on_a_learnt_image():
     """A generator branch whose input is public meets the examples by a product."""
 
@@ -188,7 +191,7 @@ def spatial_dropout():
     )
 
 
-@register("cnn", IMAGE, classify)
+@register_cnn
 def channels_last_network():
     def forward(m, x):
         h = m.conv(x.contiguous(memory_format=torch.channels_last)).relu()
@@ -200,7 +203,10 @@ def channels_last_network():
 # -- images folded into the leading axis -----------------------------------------------------------
 
 
-@register("folded", tensors((3, 2, 5, 5)), classify)
+register_folded = register("folded", tensors((3, 2, 5, 5)), classify)
+
+
+@register_folded
 def frames_folded_into_the_batch():
     def forward(m, x):
         n, frames = x.shape[:2]
@@ -210,7 +216,7 @@ def frames_folded_into_the_batch():
     return Network(forward, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
-@register("folded", tensors((3, 2, 5, 5)), classify)
+@register_folded
 def frames_folded_frame_first():
     def forward(m, x):
         n, frames = x.shape[:2]
@@ -220,7 +226,7 @@ def frames_folded_frame_first():
     return Network(forward, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
-@register("folded", tensors((3, 2, 5, 5)), classify)
+@register_folded
 def frames_with_temporal_shift():
     def forward(m, x):
         n, t = x.shape[:2]

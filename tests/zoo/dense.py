@@ -57,7 +57,10 @@ def glu_module():
     return nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 3))
 
 
-@register("mlp", vectors(), classify)
+register_mlp = register("mlp", vectors(), classify)
+
+
+@register_mlp
 def logistic_regression():
     return nn.Linear(4, 3)
 
@@ -67,7 +70,7 @@ def width_equals_batch():
     return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def residual_in_place():
     def forward(m, x):
         h = m.up(x)
@@ -79,19 +82,19 @@ def residual_in_place():
     return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def layer_norm_mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def frozen_batch_norm():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval().requires_grad_(False)
     return model
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def batch_norm_in_eval_mode_with_gain():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval()
@@ -113,7 +116,7 @@ def stochastic_depth():
     return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def frozen_in_the_middle_bias_only():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
     for name, p in model.named_parameters():
@@ -121,7 +124,7 @@ def frozen_in_the_middle_bias_only():
     return model
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def backbone_without_gradient():
     def forward(m, x):
         with torch.no_grad():
@@ -141,7 +144,7 @@ def unused_parameters():
     return Network(forward, head=nn.Linear(4, 3), unused=nn.Linear(3, 3), spare=parameter(2))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def float32_inside():
     def forward(m, x):
         h = m.up(x)
@@ -151,7 +154,7 @@ def float32_inside():
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def normalised_weights_by_hand():
     def forward(m, x):
         return F.linear(x, F.normalize(m.weight, dim=1), m.bias)
@@ -159,7 +162,7 @@ def normalised_weights_by_hand():
     return Network(forward, weight=parameter(3, 4), bias=parameter(3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def bilinear_module():
     def forward(m, x):
         return m.pair(x[:, :2], torch.tanh(m.up(x)))
@@ -167,7 +170,7 @@ def bilinear_module():
     return Network(forward, up=nn.Linear(4, 3), pair=nn.Bilinear(2, 3, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def low_rank_products():
     def forward(m, x):
         return x @ (m.a @ m.b) + m.bias
@@ -175,7 +178,7 @@ def low_rank_products():
     return Network(forward, a=parameter(4, 2), b=parameter(2, 3), bias=parameter(3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def addmm_layers():
     def forward(m, x):
         h = torch.addmm(m.b1, x, m.w1).tanh()
@@ -186,7 +189,7 @@ def addmm_layers():
     )
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def matrix_on_the_left():
     """Features first inside: weights `[d, d]` times inputs `[d, n]`."""
 
@@ -197,7 +200,7 @@ def matrix_on_the_left():
     return Network(forward, w1=parameter(5, 4), b1=parameter(5), w2=parameter(3, 5))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def tensordot_layers():
     def forward(m, x):
         h = torch.tensordot(x.view(-1, 2, 2), m.w, dims=([1, 2], [1, 2]))
@@ -206,7 +209,7 @@ def tensordot_layers():
     return Network(forward, w=parameter(5, 2, 2), v=parameter(5, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def shared_layer_thrice():
     def forward(m, x):
         h = x
@@ -217,7 +220,7 @@ def shared_layer_thrice():
     return Network(forward, shared=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def one_parameter_in_two_modules():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     model[2].weight = model[0].weight
@@ -232,7 +235,7 @@ def tied_autoencoder():
     return Network(forward, encode=nn.Linear(6, 3), bias=parameter(6))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def scalar_temperature_of_shape_one():
     def forward(m, x):
         return m.head(x) * m.temperature + m.shift.squeeze()
@@ -240,7 +243,7 @@ def scalar_temperature_of_shape_one():
     return Network(forward, head=nn.Linear(4, 3), temperature=parameter(1), shift=parameter(1, 1))
 
 
-@register("mlp", vectors(), classify)
+@register_mlp
 def ensemble_by_batched_products():
     """Several members at once: weights `[members, d, k]`, inputs expanded over members."""
 
@@ -251,7 +254,10 @@ def ensemble_by_batched_products():
     return Network(forward, w1=parameter(3, 4, 5), b1=parameter(3, 1, 5), w2=parameter(3, 5, 3))
 
 
-@register("mlp", vectors(d=6), classify)
+register_wide_mlp = register("mlp", vectors(d=6), classify)
+
+
+@register_wide_mlp
 def features_topk_and_scatter():
     def forward(m, x):
         h = m.up(x)
@@ -262,7 +268,7 @@ def features_topk_and_scatter():
     return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
 
 
-@register("mlp", vectors(d=6), classify)
+@register_wide_mlp
 def pieces_by_split_unbind_stack():
     def forward(m, x):
         a, b = x.split([2, 4], dim=1)
@@ -273,7 +279,7 @@ def pieces_by_split_unbind_stack():
     return Network(forward, one=nn.Linear(2, 3), two=nn.Linear(2, 3), head=nn.Linear(3, 3))
 
 
-@register("mlp", vectors(d=6), classify)
+@register_wide_mlp
 def cumulative_features():
     def forward(m, x):
         h = m.up(x)
@@ -282,7 +288,7 @@ def cumulative_features():
     return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
 
 
-@register("mlp", vectors(d=6), classify)
+@register_wide_mlp
 def vector_quantisation():
     def forward(m, x):
         h = m.up(x)
@@ -293,7 +299,7 @@ def vector_quantisation():
     return Network(forward, up=nn.Linear(6, 4), codes=nn.Embedding(5, 4), head=nn.Linear(4, 3))
 
 
-@register("mlp", vectors(d=6), classify)
+@register_wide_mlp
 def complex_spectrum():
     def forward(m, x):
         spectrum = torch.fft.rfft(m.up(x), dim=-1)
@@ -322,17 +328,20 @@ def matrix_functions_per_example():
 # -- parametrizations ------------------------------------------------------------------------------
 
 
-@register("parametrized", vectors(), classify)
+register_parametrized = register("parametrized", vectors(), classify)
+
+
+@register_parametrized
 def weight_norm_new():
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def orthogonal_weights():
     return nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 3))
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def spectral_norm_in_eval_mode():
     model = nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
@@ -370,14 +379,14 @@ class _Symmetric(nn.Module):
         return x.triu() + x.triu(1).transpose(-1, -2)
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def symmetric_weights():
     layer = nn.Linear(4, 4)
     parametrize.register_parametrization(layer, "weight", _Symmetric())
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def lora_merged_weight():
     def forward(m, x):
         return m.head(F.linear(x, m.base + m.b @ m.a))
@@ -388,7 +397,7 @@ def lora_merged_weight():
     )
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def child_weight_read_by_parent():
     def forward(m, x):
         return m.head(torch.tanh(F.linear(x, m.fc.weight, m.fc.bias)))
@@ -396,7 +405,7 @@ def child_weight_read_by_parent():
     return Network(forward, fc=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def child_called_and_its_weight_read():
     def forward(m, x):
         return m.head(torch.tanh(m.fc(x)) @ m.fc.weight)
@@ -404,7 +413,7 @@ def child_called_and_its_weight_read():
     return Network(forward, fc=nn.Linear(4, 5), head=nn.Linear(4, 3))
 
 
-@register("parametrized", vectors(), classify)
+@register_parametrized
 def weight_decay_in_the_loss_of_each_example():
     def forward(m, x):
         return m.fc(x) + 0.1 * m.fc.weight.square().sum()

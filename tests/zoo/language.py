@@ -35,7 +35,10 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-@register("language", TEXT, next_token)
+register_language_model = register("language", TEXT, next_token)
+
+
+@register_language_model
 def nano_gpt_tied_by_product():
     def forward(m, ids):
         x = m.wte(ids) + m.wpe(torch.arange(ids.shape[1]))[None]
@@ -51,7 +54,7 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(ids) * self.embedding_dim**0.5
 
 
-@register("language", TEXT, next_token)
+@register_language_model
 def gemma_like_scaled_embedding_tied():
     def forward(m, ids):
         return m.head(m.block(m.wte(ids)))
@@ -63,7 +66,7 @@ def gemma_like_scaled_embedding_tied():
     return model
 
 
-@register("language", TEXT, next_token)
+@register_language_model
 def albert_like_one_block_thrice():
     def forward(m, ids):
         x = m.widen(m.wte(ids))
@@ -80,7 +83,10 @@ def albert_like_one_block_thrice():
     )
 
 
-@register("language", WORDS, classify)
+register_classifier = register("language", WORDS, classify)
+
+
+@register_classifier
 def bag_of_words_with_offsets():
     def forward(m, ids):
         offsets = torch.arange(0, ids.numel(), ids.shape[1])
@@ -89,7 +95,7 @@ def bag_of_words_with_offsets():
     return Network(forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), head=nn.Linear(4, 3))
 
 
-@register("language", WORDS, classify)
+@register_classifier
 def bag_of_words_weighted():
     def forward(m, ids):
         weights = torch.sigmoid(m.importance(ids)).squeeze(-1)
@@ -103,7 +109,7 @@ def bag_of_words_weighted():
     )
 
 
-@register("language", WORDS, classify)
+@register_classifier
 def bag_of_words_with_public_weights():
     """The weights of the positions have a row for each example of the batch."""
 
@@ -114,7 +120,7 @@ def bag_of_words_with_public_weights():
     return Network(forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), head=nn.Linear(4, 3))
 
 
-@register("language", WORDS, classify)
+@register_classifier
 def sparse_embedding():
     def forward(m, ids):
         return m.head(m.wte(ids).mean(1))
@@ -122,7 +128,7 @@ def sparse_embedding():
     return Network(forward, wte=nn.Embedding(11, 4, sparse=True), head=nn.Linear(4, 3))
 
 
-@register("language", WORDS, classify)
+@register_classifier
 def new_tokens_where_the_old_are_frozen():
     def forward(m, ids):
         is_new = ids >= 9
@@ -135,7 +141,7 @@ def new_tokens_where_the_old_are_frozen():
     return model
 
 
-@register("language", WORDS, classify)
+@register_classifier
 def norm_limited_embedding():
     def forward(m, ids):
         x = m.wte(ids)
@@ -153,7 +159,10 @@ def _choices(n):
     return torch.randint(0, 11, (n, 3, 4), generator=g), torch.randint(0, 3, (n,), generator=g)
 
 
-@register("folded", _choices, classify)
+register_choices = register("folded", _choices, classify)
+
+
+@register_choices
 def multiple_choice_folded():
     def forward(m, ids):
         x = m.wte(ids.view(-1, ids.shape[-1]))
@@ -165,7 +174,7 @@ def multiple_choice_folded():
     )
 
 
-@register("folded", _choices, classify)
+@register_choices
 def multiple_choice_by_vmap_over_choices():
     def forward(m, ids):
         return torch.cat([m.score(m.wte(choice).mean(1)) for choice in ids.unbind(1)], dim=1)
@@ -173,7 +182,7 @@ def multiple_choice_by_vmap_over_choices():
     return Network(forward, wte=nn.Embedding(11, 4), score=nn.Linear(4, 1))
 
 
-@register("folded", _choices, classify)
+@register_choices
 def hierarchical_documents():
     def forward(m, ids):
         n, s, t = ids.shape

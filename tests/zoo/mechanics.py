@@ -37,7 +37,10 @@ def _mlp():
 # -- functional calls, scripts, transforms ---------------------------------------------------------
 
 
-@register("mechanics", VECTORS, classify)
+register_mechanics = register("mechanics", VECTORS, classify)
+
+
+@register_mechanics
 def functional_call_with_scaled_weights():
     def forward(m, x):
         scaled = {name: p * m.scale for name, p in m.inner.named_parameters()}
@@ -46,7 +49,7 @@ def functional_call_with_scaled_weights():
     return Network(forward, inner=_mlp(), scale=nn.Parameter(torch.tensor(0.7)))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def functional_call_stateless_copies():
     """Members of an ensemble share one module and own stacked weights."""
 
@@ -61,7 +64,7 @@ def functional_call_stateless_copies():
     return model
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def vmap_over_examples():
     def forward(m, x):
         return torch.vmap(lambda row: m.w @ torch.tanh(row) + m.b)(x)
@@ -75,7 +78,7 @@ def _fused_gate(x: Tensor, bias: Tensor) -> Tensor:
     return h * torch.sigmoid(1.702 * h)
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def scripted_function():
     def forward(m, x):
         return m.head(
@@ -97,7 +100,7 @@ class _LinearFunction(torch.autograd.Function):
         return g @ w, g.T @ x
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def own_autograd_function_with_a_weight():
     def forward(m, x):
         return m.head(torch.tanh(_LinearFunction.apply(x, m.w)))
@@ -105,7 +108,7 @@ def own_autograd_function_with_a_weight():
     return Network(forward, w=parameter(5, 4), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def checkpoint_without_reentry():
     def forward(m, x):
         return m.head(checkpoint(m.body, x, use_reentrant=False))
@@ -117,7 +120,10 @@ def checkpoint_without_reentry():
     )
 
 
-@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+register_unclear = register("mechanics", VECTORS, classify, kind=UNCLEAR)
+
+
+@register_unclear
 def checkpoint_with_reentry():
     def forward(m, x):
         h = m.stem(x)
@@ -134,21 +140,21 @@ def checkpoint_with_reentry():
 # -- hooks -----------------------------------------------------------------------------------------
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def forward_hook_that_changes_the_output():
     model = _mlp()
     model[0].register_forward_hook(lambda module, args, output: output * 0.5 + 1.0)
     return model
 
 
-@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+@register_unclear
 def backward_hook_that_only_watches():
     model = _mlp()
     model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
     return model
 
 
-@register("mechanics", VECTORS, classify, kind=UNCLEAR)
+@register_unclear
 def tensor_hook_that_clamps_each_entry():
     def forward(m, x):
         h = m.up(x)
@@ -177,19 +183,19 @@ def _hooked(*hooks):
     return model
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def forward_hook_of_an_own_module():
     return _hooked(lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * h[1] + 1))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def forward_hook_that_uses_another_layer():
     model = _hooked(lambda m: m.own.register_forward_hook(lambda own, x, h: h[1] + m.side(x[0])))
     model.side = nn.Linear(4, 5)
     return model
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def pre_hook_and_hook_of_an_own_module():
     def change(own, args, kwargs):
         return (args[0].exp(),), {**kwargs, "scale": 0.5}
@@ -200,7 +206,7 @@ def pre_hook_and_hook_of_an_own_module():
     )
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def mask_left_by_another_layers_hook():
     class Masked(_Own):
         def forward(self, x):
@@ -233,7 +239,7 @@ def layer_that_python_skips_at_random():
     return Network(forward, up=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def weight_computed_by_a_pre_hook():
     class Normalised(nn.Module):
         def __init__(self):
@@ -251,7 +257,7 @@ def weight_computed_by_a_pre_hook():
     return nn.Sequential(Normalised(), nn.Tanh(), nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def methods_other_than_forward():
     class Autoencoder(nn.Module):
         def __init__(self):
@@ -291,7 +297,7 @@ def loss_that_reads_a_weight():
     return nn.Linear(4, 3)
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def constant_tensors_made_inside():
     def forward(m, x):
         n = x.shape[0]
@@ -303,7 +309,7 @@ def constant_tensors_made_inside():
     return Network(forward, up=nn.Linear(5, 5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def length_of_the_batch_read_in_python():
     def forward(m, x):
         h = m.up(x)
@@ -314,7 +320,7 @@ def length_of_the_batch_read_in_python():
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def rows_flipped_and_flipped_back():
     def forward(m, x):
         return m.head(torch.tanh(m.up(x.flip(0))).flip(0))
@@ -322,7 +328,7 @@ def rows_flipped_and_flipped_back():
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def rows_taken_in_two_halves():
     def forward(m, x):
         half = len(x) // 2
@@ -332,7 +338,7 @@ def rows_taken_in_two_halves():
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def rows_routed_by_a_mask():
     """Two branches, each on its own rows of the batch."""
 
@@ -346,7 +352,7 @@ def rows_routed_by_a_mask():
     return Network(forward, one=nn.Linear(4, 3), two=nn.Linear(4, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def branch_on_a_private_value():
     """Python control flow reads the rows, but both branches give the same result."""
 
@@ -359,7 +365,7 @@ def branch_on_a_private_value():
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-@register("mechanics", VECTORS, classify)
+@register_mechanics
 def batch_unsqueezed_in_front():
     """The batch is the second axis of everything inside: `[1, n, d]`."""
 

@@ -130,7 +130,10 @@ def cell_that_begins_with_no_state():
     return Network(forward, cell=nn.LSTMCell(3, 4), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+register_ragged = register("recurrent", ragged(), classify)
+
+
+@register_ragged
 def packed_lstm():
     def forward(m, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
@@ -140,7 +143,7 @@ def packed_lstm():
     return Network(forward, layer=nn.LSTM(4, 4, batch_first=True), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def packed_bidirectional_gru_padded_again():
     def forward(m, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
@@ -154,7 +157,7 @@ def packed_bidirectional_gru_padded_again():
     )
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def sorted_by_hand_then_packed():
     def forward(m, x, lengths):
         ordered, order = lengths.sort(descending=True)
@@ -165,7 +168,7 @@ def sorted_by_hand_then_packed():
     return Network(forward, layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def rows_sorted_inside_forward():
     def forward(m, x, lengths):
         order = lengths.argsort(descending=True, stable=True)
@@ -175,7 +178,7 @@ def rows_sorted_inside_forward():
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def rows_sorted_and_scattered_back():
     def forward(m, x, lengths):
         order = lengths.argsort()
@@ -186,7 +189,7 @@ def rows_sorted_and_scattered_back():
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def valid_positions_selected_by_mask():
     """Positions of all examples are gathered into `[sum of lengths, d]` and written back."""
 
@@ -200,7 +203,7 @@ def valid_positions_selected_by_mask():
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def trimmed_to_the_longest_with_a_mask():
     """The batch decides the length, but masks keep every example apart."""
 
@@ -212,7 +215,7 @@ def trimmed_to_the_longest_with_a_mask():
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("recurrent", ragged(), classify)
+@register_ragged
 def rows_shuffled_at_random_and_back():
     def forward(m, x, lengths):
         order = torch.randperm(len(x))

@@ -31,7 +31,10 @@ def _experts(count=3):
     )
 
 
-@register("experts", VECTORS, classify)
+register_experts = register("experts", VECTORS, classify)
+
+
+@register_experts
 def sparse_experts_by_nonzero():
     def forward(m, x):
         weights, chosen = m.gate(x).softmax(-1).topk(1, dim=-1)
@@ -45,7 +48,7 @@ def sparse_experts_by_nonzero():
     return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
 
 
-@register("experts", VECTORS, classify)
+@register_experts
 def sparse_experts_by_index_add():
     """As in Mixtral: top two of three experts, tokens gathered and added back, every expert
     called.
@@ -83,7 +86,7 @@ def experts_dispatched_by_one_hot():
     )
 
 
-@register("experts", VECTORS, classify)
+@register_experts
 def experts_sorted_by_choice():
     """Rows are sorted by expert, split into runs of public number, and sorted back."""
 
@@ -103,7 +106,10 @@ def experts_sorted_by_choice():
 # -- hypernetworks ---------------------------------------------------------------------------------
 
 
-@register("hypernetworks", VECTORS, classify)
+register_hypernetwork = register("hypernetworks", VECTORS, classify)
+
+
+@register_hypernetwork
 def weights_from_the_example():
     def forward(m, x):
         w = m.hyper(x).view(-1, 3, 4)
@@ -112,7 +118,7 @@ def weights_from_the_example():
     return Network(forward, hyper=nn.Linear(4, 12))
 
 
-@register("hypernetworks", VECTORS, classify)
+@register_hypernetwork
 def weights_from_a_learnt_vector():
     def forward(m, x):
         w = m.hyper(m.code).view(3, 4)
@@ -121,7 +127,7 @@ def weights_from_a_learnt_vector():
     return Network(forward, code=parameter(2), hyper=nn.Linear(2, 12))
 
 
-@register("hypernetworks", VECTORS, classify)
+@register_hypernetwork
 def weights_from_public_class_attributes():
     """Zero-shot classifier: class attributes go through a network, and logits are products with
     them.
@@ -139,7 +145,7 @@ def weights_from_public_class_attributes():
     )
 
 
-@register("hypernetworks", VECTORS, classify)
+@register_hypernetwork
 def functional_call_with_generated_weights():
     def forward(m, x):
         generated = {"weight": m.hyper(m.code).view(3, 4), "bias": m.shift}
@@ -156,7 +162,7 @@ def functional_call_with_generated_weights():
     return model
 
 
-@register("hypernetworks", VECTORS, classify)
+@register_hypernetwork
 def fast_weights_by_an_inner_step():
     """One gradient step on each example's own inner loss, written in closed form."""
 
@@ -179,7 +185,10 @@ def _graphs(n):
     return nodes, edges, torch.randint(0, 3, (n,), generator=g)
 
 
-@register("graphs", _graphs, classify)
+register_graph = register("graphs", _graphs, classify)
+
+
+@register_graph
 def message_passing_over_pairs():
     def forward(m, x, a):
         n, k, d = x.shape
@@ -193,7 +202,7 @@ def message_passing_over_pairs():
     return Network(forward, edge=nn.Linear(6, 5), node=nn.GRUCell(5, 3), head=nn.Linear(3, 3))
 
 
-@register("graphs", _graphs, classify)
+@register_graph
 def graph_union_by_scatter():
     """Graphs joined into one large graph, as in PyTorch Geometric: nodes and edges of all examples
     in one axis.
@@ -214,7 +223,7 @@ def graph_union_by_scatter():
     return Network(forward, message=nn.Linear(3, 4), update=nn.Linear(7, 4), head=nn.Linear(4, 3))
 
 
-@register("graphs", _graphs, classify)
+@register_graph
 def graph_union_by_block_diagonal():
     def forward(m, x, a):
         n, k, d = x.shape
@@ -225,7 +234,7 @@ def graph_union_by_block_diagonal():
     return Network(forward, one=nn.Linear(3, 4), head=nn.Linear(4, 3))
 
 
-@register("graphs", _graphs, classify)
+@register_graph
 def public_graph_of_labels():
     """Class embeddings pass through a graph network of their own before they meet an example."""
 

@@ -289,7 +289,10 @@ _square(
 # -- public rows beside private ones ---------------------------------------------------------------
 
 
-@register("traps", VECTORS, classify)
+register_trap = register("traps", VECTORS, classify)
+
+
+@register_trap
 def public_support_set_in_another_call():
     """Prototypes are means of encoded public rows; the encoder is shared with the private rows."""
 
@@ -302,7 +305,7 @@ def public_support_set_in_another_call():
     )
 
 
-@register("traps", VECTORS, classify)
+@register_trap
 def public_support_set_in_the_same_call():
     def forward(m, x):
         h = m.encode(torch.cat([m.support, x]))
@@ -314,7 +317,7 @@ def public_support_set_in_the_same_call():
     )
 
 
-@register("traps", VECTORS, classify)
+@register_trap
 def public_sparse_matrix():
     def forward(m, x):
         return m.head(torch.tanh(torch.sparse.mm(m.graph, m.body(x).T).T))
@@ -323,7 +326,7 @@ def public_sparse_matrix():
     return Network(forward, {"graph": graph}, body=nn.Linear(4, 4), head=nn.Linear(3, 3))
 
 
-@register("traps", VECTORS, classify)
+@register_trap
 def parameter_that_reaches_the_loss_twice():
     def forward(m, x):
         h = F.linear(x, m.w) + m.w.sum(1)
@@ -332,7 +335,7 @@ def parameter_that_reaches_the_loss_twice():
     return Network(forward, w=parameter(5, 4))
 
 
-@register("traps", VECTORS, classify)
+@register_trap
 def layer_called_on_one_public_row():
     """The first row of every intermediate result is public: a batch of one beside a batch of n."""
 
@@ -393,7 +396,10 @@ def _rare_lengths(n):
     return normal(n, 5, 4, generator=g), lengths, torch.randint(0, 3, (n,), generator=g)
 
 
-@register("traps", _rare_lengths, classify, size=16)
+register_rare_lengths = register("traps", _rare_lengths, classify, size=16)
+
+
+@register_rare_lengths
 def rows_sorted_by_rare_lengths():
     def forward(m, x, lengths):
         order = lengths.argsort(descending=True, stable=True)
@@ -403,7 +409,7 @@ def rows_sorted_by_rare_lengths():
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-@register("traps", _rare_lengths, classify, size=16)
+@register_rare_lengths
 def packed_lstm_of_rare_lengths():
     def forward(m, x, lengths):
         packed = nn.utils.rnn.pack_padded_sequence(
@@ -491,7 +497,7 @@ def bidirectional_rnn_with_one_active_sequence_at_the_end():
     )
 
 
-@register("traps", _rare_lengths, classify, size=16)
+@register_rare_lengths
 def attention_without_a_mask_where_none_is_needed():
     """As in transformers: the mask is left out where all of it would be ones."""
 
