@@ -194,6 +194,3 @@ def test_a_backward_pass_of_the_user_inside_the_loss_reaches_nothing():
                 s.step(batch, losses)
         results.append(weights(model))
     assert torch.equal(*results)
-
-
-# -- clip and divisor against a loop over examples -------------------------------------------------

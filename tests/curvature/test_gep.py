@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.testing import assert_close
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.curvature.probes import PublicData
-from tests.curvature.toys import Text, capture, mlp, rules_of
+from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 
 def public(*shape, n=30):
@@ -70,6 +70,32 @@ def public_gradients(model, probe):
     return torch.stack(rows)
 
 
+@pytest.mark.parametrize(
+    "model", [mlp(), cnn(), cnn(2), Text()], ids=["mlp", "cnn", "grouped", "text"]
+)
+@pytest.mark.parametrize("groups", [1, 2, 9])
+def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(model, groups):
+    model, probe = model.double(), public(12)
+    if isinstance(model, Text):
+        probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
+    elif any(isinstance(m, nn.Conv2d) for m in model):
+        probe = public(*CNN_SHAPE)
+    basis = built(model, gep(probe, groups=groups, labels="uniform", rank=7))
+    matrix = dense(basis)
+    torch.testing.assert_close(
+        matrix.T @ matrix, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12
+    )
+    assert basis.metric.defect < 1e-12
+    g = torch.randn(len(matrix), dtype=torch.float64)
+    torch.testing.assert_close(
+        matrix @ (matrix.T @ g) + (g - matrix @ (matrix.T @ g)), g, rtol=0, atol=1e-12
+    )
+    for span in basis.metric.spans.values():
+        assert span.length == pytest.approx(
+            math.sqrt(sum(float(v.square().sum()) for v in span.vectors.values()))
+        )
+
+
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_it_is_the_power_iteration_on_public_gradients(iterations):
     model = mlp().double()
@@ -83,7 +109,7 @@ def test_it_is_the_power_iteration_on_public_gradients(iterations):
     for _ in range(iterations):
         expected = torch.linalg.qr(g.T @ (g @ expected))[0]
     found = dense(built(model, config, step=4))
-    assert_close(found @ found.T, expected @ expected.T, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=1e-7, atol=1e-8)
 
 
 def test_directions_are_shared_out_by_the_roots_of_the_sizes():
@@ -106,7 +132,9 @@ def test_layers_without_a_public_gradient_still_get_orthonormal_directions():
     with torch.no_grad():
         model[2].weight.zero_()  # nothing reaches the first layer
     matrix = dense(built(model, gep(groups=2)))
-    assert_close(matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 # -- what does not work ----------------------------------------------------------------------------

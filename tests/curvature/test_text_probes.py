@@ -226,6 +226,3 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     assert [r["note"] for r in built.report if r["layer"] == "value"] == [
         "no factors are known for a MaterializedGradients"
     ]
-
-
-# -- models of transformers

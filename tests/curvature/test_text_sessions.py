@@ -189,7 +189,8 @@ BAD = {
 def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
     kind, probe, message = BAD[fault]
     model = MODELS[kind]()
-    with open_session(model, Texts(_texts()), preconditioner=_kfac(probe=probe)) as s:
+    settings = {"expected_batch_size": 6, "preconditioner": _kfac(probe=probe)}
+    with open_session(model, Texts(_texts()), **settings) as s:
         before = [p.detach().clone() for p in model.parameters()]
         loss_fn = (
             _losses

@@ -225,6 +225,3 @@ def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone():
     plain = per_example_norms(block, entry(6, 4)).norms
     assert torch.isfinite(norms).tolist() == [True, False, True, True, True]
     assert_close(norms[2:], plain[2:], rtol=0, atol=0)
-
-
-# -- through the whole pass ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
@@ -19,6 +19,7 @@ from dpkfc.session import Session
 from dpkfc.step_record import Batch
 
 N = 64
+Example = tuple[Tensor, Tensor]
 
 
 def per_position(model, batch):
@@ -174,6 +175,38 @@ def test_a_longer_text_does_not_move_the_others():
                 tied,
                 vocabulary,
             )
+
+
+def test_a_neighbouring_unit_with_more_records_does_not_move_the_others():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 5))
+    units = torch.cat([torch.arange(N), torch.full((3,), N)])
+    data = (torch.randn(N + 3, 12), torch.randint(5, (N + 3,)))
+    for metric in ("plain", "kfac", "ngd"):
+        settings = METRICS[metric](12)
+        if "probe" in getattr(settings.get("preconditioner"), "__dict__", {}):
+            settings["unit_reduction"] = "sum"
+        plan = PrivacyConfig(
+            expected_batch_size=N // 2, steps=9, unit="patient", max_records_per_unit=3, **settings
+        ).with_noise(1.0, 1e-9, N + 1)
+        session = Session(
+            plan, model, torch.optim.SGD(model.parameters(), 0.1), data, units=units, verify=False
+        )
+        session._pipeline.preconditioning.refresh(0)
+        rows = np.stack([np.arange(N), np.full(N, -1), np.full(N, -1)], 1)
+        more = np.concatenate([rows, [[N, N + 1, N + 2]]])
+
+        def loss_fn(m, batch):
+            return 40 * F.cross_entropy(m(batch[0]), batch[1], reduction="none")
+
+        sums = [
+            session._clipped_sum(Batch(0, table[:, 0], table), loss_fn)[0]
+            for table in (rows[:, :1], more)
+        ]
+        moved = sum(
+            float((sums[1][k].double() - x.double()).square().sum()) for k, x in sums[0].items()
+        )
+        assert moved**0.5 <= plan.sensitivity * (1 + N * 2e-6), metric
 
 
 def test_an_example_whose_factor_is_not_a_normal_number_counts_nothing():

@@ -5,9 +5,73 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import check_with_optimizer
-from tests.mutation_cases import kfac, loss_fn, net, plan, session
+from tests.gradients.whitened import whiten
+from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, weights
+
+
+@pytest.mark.parametrize(
+    ("disk", "optimizer"),
+    [
+        (DiSK(0.4, 0.5), torch.optim.SGD),
+        (DiSK(0.6, mode="look_ahead"), torch.optim.Adam),
+        (DiSK(0.3, mode="storm"), torch.optim.AdamW),
+    ],
+    ids=["two points", "look ahead", "storm"],
+)
+def test_dp_kfc_with_disk_equals_brute_force(disk, optimizer):
+    """Without noise: P (c g(θ + γ d) + (1 − c) g(θ)), clipped once, averaged, stepped; the metric
+    is rebuilt on the way.
+    """
+    p = plan(0.0, preconditioner=kfac(), postprocess=[disk], max_grad_norm=0.4)
+    model, theirs, (x, y) = net(), net(), data()
+    reference, layers = optimizer(theirs.parameters(), 0.05), find_layers(theirs)
+    average = {}
+    before = None
+    with session(p, model, optimizer(model.parameters(), 0.05)) as s:
+        for batch in s.batches():
+            s.step(batch, loss_fn)
+            own = {n: q.detach().clone() for n, q in theirs.named_parameters()}
+            points = (
+                [(0.0, 1.0)]
+                if before is None
+                else [(e.lookahead, e.weight) for e in disk.evaluations]
+            )
+            rows = []
+            for i in batch.indices:
+                row = {n: torch.zeros_like(q) for n, q in own.items()}
+                for ahead, weight in points:
+                    with torch.no_grad():
+                        for n, q in theirs.named_parameters():
+                            q.copy_(
+                                own[n] if before is None else own[n] + ahead * (own[n] - before[n])
+                            )
+                    loss = loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum()
+                    for n, g in zip(
+                        row, torch.autograd.grad(loss, list(theirs.parameters())), strict=True
+                    ):
+                        row[n] += weight * g
+                z = {
+                    k: v
+                    for layer in layers
+                    for k, v in whiten(layer, s.preconditioner.metric.get(layer.name), row).items()
+                }
+                length = float(torch.stack([v.square().sum() for v in z.values()]).sum().sqrt())
+                rows.append({n: min(1.0, 0.4 / length) * v for n, v in z.items()})
+            with torch.no_grad():
+                for n, q in theirs.named_parameters():
+                    q.copy_(own[n])
+                    g = sum((row[n] for row in rows), torch.zeros_like(q)) / B
+                    average[n] = (
+                        g if before is None else (1 - disk.kappa) * average[n] + disk.kappa * g
+                    )
+                    q.grad = average[n].clone()
+            reference.step()
+            before = own
+    torch.testing.assert_close(weights(model), weights(theirs), rtol=1e-7, atol=1e-9)
+
 
 # -- what does not go together ---------------------------------------------------------------------
 
