@@ -41,7 +41,7 @@ def test_a_threshold_decides_answers_scores_and_predictions(tmp_path):
         assert row["class"] == ("yes" if float(row["p(yes)"]) >= 0.1 else "no")
     trained = load_run(run)
     inputs, labels = trained.recipe.data(trained.config).test
-    chosen = trained.model(inputs).softmax(1)[:, 1] >= 0.1
+    chosen = trained.model(inputs[:]).softmax(1)[:, 1] >= 0.1
     task = trained.recipe.task
     accuracy = float((chosen == labels).double().mean())
     assert task.judge(trained.model, (inputs, labels)).accuracy == pytest.approx(accuracy)
