@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from dpkfc.tracking.batch_rules import (
@@ -139,7 +139,7 @@ class Tracker:
 
     def _look(self, x: Any) -> State | None:
         """Return what is known of a value, where no mode sees that it is looked at."""
-        if not isinstance(x, Tensor) or isinstance(x, UninitializedTensorMixin):
+        if not isinstance(x, Tensor) or is_lazy(x):
             return None  # a lazy one has no values yet, and no operation may look at it
         return self._state(x)
 
