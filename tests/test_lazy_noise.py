@@ -399,7 +399,10 @@ def test_written_weights_do_not_go_on(change, when):
             "outside of it",
         ),
         (
-            lambda model, batch: loss_fn(model, batch) + model.words.weight.detach()[1, 0],
+            lambda model, batch: (
+                loss_fn(model, batch)
+                + F.embedding(batch[0] + 20, model.words.weight).square().sum((1, 2))
+            ),
             "otherwise than by calling its module",
         ),
     ],
