@@ -362,7 +362,6 @@ def test_what_cannot_be_audited_is_refused_by_name():
         ({"kind": "loud"}, "kind must be one of"),
         ({"canaries": 3}, "at least 20 canaries"),
         ({"plan": settings(steps=1).with_noise(1.0, DELTA, EXAMPLES)}, "in pairs of steps"),
-        ({"confidence": 1.0}, "confidence"),
         ({"layer": "1"}, "no gradient can be planted in layer '1': choose one of 0, 2, 4"),
         ({"kind": "mislabelled", "labels": 0}, "one class number an example"),
         ({"kind": "mislabelled", "canaries": 5000}, "more than the 1000 examples"),
