@@ -23,8 +23,6 @@ from dpkfc.app.owndata.rows import RowFile
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpkfc.data.stored_rows import StoredRows
-
 
 TEST_SHARE = 0.2
 # Shares by what is counted and the column: ("missing", "age") to 0.02.
@@ -41,7 +39,7 @@ class Records:
     """Encoded records, in the order of the file.
 
     Attributes:
-        inputs: `[N, ...]`.
+        inputs: `[N, ...]`; or rows in another form, see `dpkfc.data.stored_rows`.
         labels: class numbers `[N]`, `UNKNOWN` where a record has none; or numbers between −1 and 1,
             NaN where a record has none.
         names: what a person finds a record by: a row, a line or a file.
@@ -53,7 +51,7 @@ class Records:
         share: as of `ExampleSet`.
     """
 
-    inputs: Tensor | StoredRows
+    inputs: Tensor
     labels: Tensor
     names: Sequence[object]
     contents: Sequence[bytes]
