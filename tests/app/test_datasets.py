@@ -283,3 +283,10 @@ def test_a_recipe_delivers_normalised_tensors(tmp_path):
     data = recipe.data(make_config(recipe="cifar10-cnn", data_dir=str(tmp_path), validation_size=4))
     assert data.train[0].shape == (8, 3, 32, 32) and data.validation[0].shape == (4, 3, 32, 32)
     assert data.train[1].dtype == torch.int64 and data.test[0].shape == (6, 3, 32, 32)
+
+
+def test_labels_out_of_range_in_a_file_are_named(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.full(40, 11))
+    with pytest.raises(DatasetError, match="labels run from 11 to 11"):
+        find_recipe("mnist-cnn").data(make_config(recipe="mnist-cnn", data_dir=str(tmp_path)))

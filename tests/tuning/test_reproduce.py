@@ -118,6 +118,11 @@ def test_numbers_stand_as_they_are_printed(name, row, column, text):
     ] == [text]
 
 
+def test_an_unknown_table_is_named_with_the_nearest():
+    with pytest.raises(StudyError, match="did you mean 'dp-kfc-1'"):
+        load("dpkfc-1")
+
+
 def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):
     monkeypatch.setattr(
         published, "RECIPES", tuple(name for name in RECIPES if name != "mnist-cnn")
