@@ -180,6 +180,7 @@ def outcome(first):
                 rows,
                 session._loader.collate,
                 bound=None,
+                lazy=session._lazy,
             )
             text = session.gradients
     return text, [str(w.message) for w in shown]

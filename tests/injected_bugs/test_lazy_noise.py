@@ -57,7 +57,7 @@ def train(seed, dtype):
             m,
             NoiseStream,
             "normal",
-            lambda real: lambda self, *args: (numbers.append(args[1]), real(self, *args))[1],
+            lambda real, self, *args: (numbers.append(args[1]), real(self, *args))[1],
         )
         for batch in session.batches():
             rate = optimizer.param_groups[0]["lr"] = 0.5 * 0.8**batch.step
@@ -121,12 +121,7 @@ def bring_up(change):
     """Rows get what they wait for by change(real, self, waiting, rows)."""
 
     def patch(m):
-        swapped(
-            m,
-            LazyNoise,
-            "_bring_up",
-            lambda real: lambda self, waiting, rows: change(real, self, waiting, rows),
-        )
+        swapped(m, LazyNoise, "_bring_up", change)
 
     return patch
 
@@ -165,12 +160,7 @@ def draw(change):
     """The noise that was waited for is change(real, rows, stddev, noise, number)."""
 
     def patch(m):
-        swapped(
-            m,
-            lazy_noise,
-            "add_waiting_noise",
-            lambda real: lambda *arguments: change(real, *arguments),
-        )
+        swapped(m, lazy_noise, "add_waiting_noise", change)
 
     return patch
 

@@ -179,7 +179,7 @@ def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
     """
     inputs, labels = own.test
     # A row of a mapped file would be sent with the whole file.
-    sent = inputs.clone(), labels.clone(), len(own.train[1]), own.figures
+    sent = inputs[:].clone(), labels.clone(), len(own.train[1]), own.figures
     parts = ranks.all_gather(sent)
     tests, answers, sizes, figures = zip(*parts, strict=True)
     if not sum(map(len, answers)):
