@@ -70,7 +70,7 @@ PROMISES: dict[str, tuple[str, str]] = {
 # The step from a batch to the weights.
 STEP = ("config.py", "session.py", "preconditioning.py", "release_pipeline.py")
 STEP += ("step_record.py", "shared_ledger.py", "loss_check.py", "verification")
-STEP += ("public_rows",)
+STEP += ("public_rows", "lazy_noise.py", "weights.py")
 STEP += ("tracking", "rng_state.py", "distributed", "gradients", "graph", "linalg", "curvature")
 STEP += ("postprocess", "privacy", "data")
 RUN = tuple(f"app/{name}.py" for name in ("train", "processes", "metrics", "run_folder"))
@@ -83,7 +83,14 @@ COVERED: dict[str, tuple[str, ...]] = {
     "membership": (*STEP, "audit"),
     "accounting": ("config.py", "data/sampling.py", "privacy"),
     "samplers": ("config.py", "data", "privacy", "distributed", "audit"),
-    "noise": ("config.py", "session.py", "release_pipeline.py", "rng_state.py", "privacy"),
+    "noise": (
+        "config.py",
+        "session.py",
+        "lazy_noise.py",
+        "release_pipeline.py",
+        "rng_state.py",
+        "privacy",
+    ),
     "floating point": ("gradients", "linalg", "curvature", "privacy"),
     "crash": (*STEP, "checkpoint.py", "disk_sync.py", "resume_checks.py", *RUN),
     "fuzz": (*STEP, "checkpoint.py", "resume_checks.py", "cli.py", "report", "app"),

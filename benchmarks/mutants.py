@@ -102,6 +102,7 @@ FILES = (
     "preconditioning.py",
     "release_pipeline.py",
     "session.py",
+    "lazy_noise.py",
     "config.py",
     "step_record.py",
     "loss_check.py",
