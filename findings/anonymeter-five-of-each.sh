@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# anonymeter singles people out of a table in which each row is that of five people.
+# anonymeter singles people out of a table in which five people share each row.
 #
 # Packages: anonymeter 1.1.0, polars 2.1.0, pandas 2.3.3, numpy 1.26.4.
 # Behaviour: SinglingOutEvaluator removes equal rows from the real, the synthetic and the control

@@ -39,7 +39,7 @@ def open_session(
         noise: noise multiplier.
         optimizer: SGD if None.
         lr: of SGD.
-        size: number of records or units; None for that of the data set.
+        size: number of records or units; None for the number in the data set.
         settings: of PrivacyConfig and of Session.
     """
     values = {"expected_batch_size": 8, "steps": 2, "test_mode_seed": 1}

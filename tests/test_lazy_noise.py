@@ -238,7 +238,7 @@ def accumulate(s):
     ],
 )
 def test_what_reads_weights_finds_all_of_them(read):
-    """Rows of noise that is still missing are those of the beginning."""
+    """Rows whose noise is still missing have the values of the beginning."""
     model = texts()
     with session(model) as s, s.lazy_noise():
         train(s, 3)

@@ -142,7 +142,7 @@ def dense_factors(kfac, model, step):
 
 
 def assert_spectra_are_of_means(built, weights, refreshes):
-    """Compare the eigenvalues with those of the weighted mean of the factors of refreshes."""
+    """Compare the eigenvalues with the eigenvalues of the weighted mean of the factors of refreshes."""
     for name, sides in built.spectra.items():
         for side, role in (("A", "input"), ("G", "output")):
             parts = zip(weights, refreshes, strict=True)
@@ -166,9 +166,7 @@ def test_a_refresh_averages_with_the_ones_before():
 
 
 def test_later_refreshes_may_look_at_fewer_examples():
-    """The mean of 8 examples with weight 0.75 each and 2 new ones, which are those of a probe of 2
-    at that step.
-    """
+    """The mean of 8 examples with weight 0.75 each and the 2 examples of a later probe."""
     model = mlp().double()
     whole, few = (_kfac(probe_size=n, max_rank=None, scale="raw") for n in (8, 2))
     dense = [dense_factors(whole, model, 0), dense_factors(few, model, 50)]

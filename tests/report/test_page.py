@@ -75,7 +75,7 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
         "Privacy card",
         "Tuning of digits",
         "It does not cover the choice of settings",
-        "there is no such file or folder",
+        "does not exist",
         "Figures that ε does NOT protect",
     ):
         assert words in text
@@ -189,7 +189,7 @@ def test_the_command_names_what_it_leaves_out(tmp_path):
     run_folder(tmp_path / "a")
     done = call("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html")
     assert done.exit_code == 0 and "(1 run, 0 tuning reports)" in done.stdout
-    assert "none: there is no such file or folder" in " ".join(done.stderr.split())
+    assert "none: does not exist; name run folders" in " ".join(done.stderr.split())
     done = call("report", tmp_path / "none", "--out", tmp_path / "r2.html")
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1 and not (tmp_path / "r2.html").exists()

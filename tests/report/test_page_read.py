@@ -79,7 +79,7 @@ DAMAGE = {
         "metrics.parquet is damaged",
     ),
     "deep": (write_card("[" * 200_000), "is damaged"),
-    "gone": (shutil.rmtree, "there is no such file"),
+    "gone": (shutil.rmtree, "does not exist"),
 }
 
 

@@ -212,7 +212,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, target: Tensor, counted: Tensor) -> Tensor:
         target = target.clamp(min=0).unsqueeze(1)
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        # `cat` needs a piece where there are no rows.
+        # `cat` needs at least one piece, also without rows.
         totals = [logits.new_zeros(0, dtype=dtype)]
         for x in _pieces(logits):
             total = torch.logsumexp(x.to(dtype), 1)
@@ -254,7 +254,7 @@ def _draw_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
     classes = logits.shape[-1]
     if labels == "uniform":
         return (uniform * classes).long().clamp(max=classes - 1)
-    # `cat` needs a piece where there are no rows.
+    # `cat` needs at least one piece, also without rows.
     pieces = [torch.zeros(0, 1).to(uniform.device, torch.int64)]
     start = 0
     flat = uniform.reshape(-1, 1)

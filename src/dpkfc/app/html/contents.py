@@ -192,7 +192,7 @@ def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str
 def _expand(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
     """Yield a file or a run folder; of another folder, the run folders and `tune.json` in it."""
     if not path.exists():
-        broken.append((str(path), "there is no such file or folder; name run folders"))
+        broken.append((str(path), "does not exist; name run folders"))
     elif path.is_file() or _has(path, "config.toml") or _has(path, "privacy_card.json"):
         yield path
     elif path.is_dir():
