@@ -142,7 +142,7 @@ def dense_factors(kfac, model, step):
 
 
 def assert_spectra_are_of_means(built, weights, refreshes):
-    """Compare the eigenvalues with the eigenvalues of the weighted mean of the factors of refreshes."""
+    """Compare eigenvalues with the eigenvalues of the weighted mean of the refreshes' factors."""
     for name, sides in built.spectra.items():
         for side, role in (("A", "input"), ("G", "output")):
             parts = zip(weights, refreshes, strict=True)
