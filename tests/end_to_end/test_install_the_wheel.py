@@ -132,8 +132,10 @@ class Installed:
         return lines[0]
 
 
-def _run(*words, **options):
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+def _run(*words, cwd=None):
+    done = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, cwd=cwd, env=_environment()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -192,7 +194,7 @@ def installed(tmp_path_factory):
 def test_a_csv_file_with_missing_values_leads_to_predictions(installed):
     write_patients(installed.folder)
     words = ("train", "--data", "patients.csv", "--schema", "patients.toml", "--out", "csv")
-    _run(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder, env=_environment())
+    _run(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder)
     run = installed.check("csv")
     assert 'kind = "flag"' in (run / "schema.toml").read_text("utf-8")
     assert len(installed.predict("csv", "patients.csv")) == 200
