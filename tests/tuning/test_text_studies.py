@@ -1,6 +1,7 @@
 """Studies of texts: what they train is what their tables say, and ε counts all of it."""
 
 import functools
+from dataclasses import replace
 
 import dp_accounting
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
-from dpkfc_papers.studies import fine_tuning, small_transformer
+from dpkfc_papers.studies import byte_gpt2, fine_tuning, paper_methods, small_transformer
 from dpkfc_papers.studies import rows as rows_of_studies
 from tests.models import save_encoder
 
@@ -78,17 +79,39 @@ def test_epsilon_of_blocks_includes_their_head():
     assert accountant.get_epsilon(1e-5) == pytest.approx(spent, rel=0.01)
 
 
-@pytest.mark.parametrize("name", small_transformer.METHODS)
-def test_a_method_trains_the_small_transformer(name, monkeypatch):
-    x = torch.randn(24, small_transformer.LENGTH, small_transformer.WIDTH)
-    monkeypatch.setattr(small_transformer, "draw_texts", lambda: x)
-    for setting, value in {"BATCH": 8, "STEPS": 2, "DRAWN": 16}.items():
-        monkeypatch.setattr(small_transformer, setting, value)
-    rows = x, torch.arange(24) % 4
-    monkeypatch.setattr(small_transformer, "noise_multiplier", lambda *_: 1.0)
-    rate = small_transformer.METHODS[name].rates[0]
-    row = small_transformer.execute(name, 8.0, rate, 0, rows, rows)
+@pytest.mark.parametrize("name", small_transformer.COMPARISON.methods)
+@pytest.mark.parametrize("study", [small_transformer, byte_gpt2], ids=["vectors", "bytes"])
+def test_a_method_of_the_papers_trains_a_transformer(study, name, monkeypatch):
+    if study is small_transformer:
+        x = torch.randn(24, study.LENGTH, study.WIDTH)
+        rows: tuple = x, torch.arange(24) % 4
+    else:
+        x = study.encode_texts(["a text", "", "a longer text " * 9] * 8)
+        rows = (x,)
+    monkeypatch.setattr(byte_gpt2, "WIDTH", 16)
+    small = replace(
+        study.COMPARISON,
+        draw_inputs=lambda: rows[0][:16, : study.LENGTH],
+        draw_batch=lambda: rows,
+        batch=8,
+        steps=2,
+    )
+    monkeypatch.setattr(paper_methods, "noise_multiplier", lambda *_: 1.0)
+    row = small.execute(name, 8.0, small.methods[name].rates[0], 0, rows, rows)
     assert row["steps"] == 2 and 0 <= row["accuracy"] <= 100 and row["clip"] > 0
+
+
+def test_bytes_of_a_text_and_one_end_count():
+    """The mean is over the text and its end; a text that is cut ends nowhere."""
+    ids = byte_gpt2.encode_texts(["ab", "x" * 100])
+    model = byte_gpt2.make_model()
+    _, _, counted = byte_gpt2.token_losses(model, ids)
+    assert counted.sum(1).tolist() == [3, byte_gpt2.LENGTH]
+    losses = byte_gpt2.loss_fn(model, (ids,))
+    logits = model(input_ids=ids[:1, :3]).logits[0]
+    wanted = torch.tensor([ord("a"), ord("b"), byte_gpt2.END])
+    expected = torch.nn.functional.cross_entropy(logits, wanted)
+    assert losses[0].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_tables_show_how_many_seeds_a_cell_has(monkeypatch):

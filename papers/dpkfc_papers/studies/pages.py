@@ -284,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation": partial(run_by_run, "generation"),
     "fine-tuning": partial(run_by_run, "fine_tuning"),
     "small-transformer": partial(run_by_run, "small_transformer"),
+    "byte-gpt2": partial(run_by_run, "byte_gpt2"),
     "correlated-accuracy": partial(run_by_run, "correlated_noise"),
 }
 # Before a dash and the name of a part: a recipe, a page, a section, ...
