@@ -82,6 +82,18 @@ def test_one_row_more_or_less_moves_the_packed_moments_by_at_most_the_norm():
     assert max(distances) > 0.999, "the norm is reached"
 
 
+def test_moments_are_summed_a_block_of_rows_at_a_time(monkeypatch):
+    roots = []
+    # The last block of seven has a single row.
+    for most in (50, 7):
+        monkeypatch.setattr("dpkfc.session._SUMMED_ROWS", most)
+        with _session(50) as session:
+            session.release_curvature()
+            roots.append(session.preconditioner.metric["1"].input.root)
+            assert not session._loader._batch_indices, "they are for worker processes"
+    assert_close(roots[1], roots[0])
+
+
 def test_packing_keeps_the_matrix_and_its_norm():
     generator = torch.Generator().manual_seed(5)
     matrix = torch.randn(6, 6, generator=generator, dtype=torch.float64)

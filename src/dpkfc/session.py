@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -68,6 +68,8 @@ from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weight
 _log = logging.getLogger(__name__)
 # Rows of a pass over all of them, where the plan sets no limit. It changes no result.
 _MOST_ROWS = 4096
+# Rows whose numbers and norms memory holds at once.
+_SUMMED_ROWS = 1 << 20
 
 
 class Session:
@@ -735,16 +737,24 @@ class Session:
     def _sum_moments(self, kind: ExtraRelease) -> Tensor:
         """Return the sum of the clipped second moments of this process's records, float64."""
         maps, head = split_head(self.model)
-        rows = np.arange(len(self._loader) if self._share else self.plan.dataset_size)
-        if self._units is not None:
-            rows = self._units.draw(rows, self.plan.generator(self._step, self._sampling))
-        bound = self.plan.config.micro_batch.most or _MOST_ROWS
-        parts = layout(rows, bound, None, self.plan.config.unit_reduction)
-        loaded = self._loader.load([part.records for part in parts])
-        total = sum_second_moments(
-            maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
+        size = len(self._loader) if self._share else self.plan.dataset_size
+        blocks: Iterable[Any] = (
+            np.arange(start, min(start + _SUMMED_ROWS, size))
+            for start in range(0, size, _SUMMED_ROWS)
         )
-        return total.double().cpu()
+        if self._units is not None:
+            generator = self.plan.generator(self._step, self._sampling)
+            blocks = [self._units.draw(np.arange(size), generator)]
+        bound = self.plan.config.micro_batch.most or _MOST_ROWS
+        total = torch.zeros((), dtype=torch.float64)
+        for block in blocks:
+            parts = layout(block, bound, None, self.plan.config.unit_reduction)
+            loaded = self._loader.load([part.records for part in parts])
+            added = sum_second_moments(
+                maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
+            )
+            total = total + added.double().cpu()
+        return total
 
     def forfeit_steps(self) -> None:
         """Charge all that the plan has left, without a release.

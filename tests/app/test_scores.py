@@ -1,6 +1,7 @@
 """Scores equal plain counts and scikit-learn's, and their intervals cover the truth."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -92,6 +93,27 @@ def test_intervals_of_many_rows_are_those_of_the_bootstrap(monkeypatch):
         ends[many] = [(score.low, score.high) for score in found]
     for (low, high), gaussian in zip(ends[10**9], ends[1], strict=True):
         assert gaussian == pytest.approx((low, high), abs=0.2 * (high - low))
+
+
+def test_scores_of_many_rows_take_a_few_numbers_a_row(monkeypatch):
+    """A matrix of all rows by bins takes fifteen, and once more where it is centred."""
+    count = 60_000
+    logits, labels = _draw(count, 2)
+    numbers = score_numbers(logits[:, 0], labels)
+    monkeypatch.setattr("dpkfc.app.bootstrap._ROWS", 1 << 12)
+    tracemalloc.start()
+    scores = score_classes(logits, labels)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 25 * 8 * count
+    monkeypatch.undo()
+    for found, whole in (
+        (scores, score_classes(logits, labels)),
+        (score_numbers(logits[:, 0], labels), numbers),
+    ):
+        for one, other in zip(found.scores, whole.scores, strict=True):
+            ends = one.value, one.low, one.high
+            assert ends == pytest.approx((other.value, other.low, other.high), rel=1e-10)
 
 
 def test_a_perfect_score_of_few_rows_has_a_wide_interval():

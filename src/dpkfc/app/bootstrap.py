@@ -13,6 +13,10 @@ DRAWS = 1000
 # Sums over so many examples are drawn as Gaussian numbers: their law is close, and time counts.
 _MANY = 20_000
 _CHUNK = 50
+# Examples whose columns memory holds at once.
+_ROWS = 1 << 16
+# Maps some of the examples to what they add to sums `[n, c]`.
+Columns = Callable[[slice], Floats]
 
 
 def mean_of_sums(totals: Floats, n: int) -> Floats:
@@ -23,7 +27,8 @@ def mean_of_sums(totals: Floats, n: int) -> Floats:
 
 def bootstrap(
     name: str,
-    columns: Floats,
+    count: int,
+    columns: Columns,
     statistic: Callable[[Floats, int], Floats],
     guess: float | None = None,
 ) -> Score:
@@ -31,37 +36,47 @@ def bootstrap(
 
     Args:
         name: of the score.
-        columns: what each example adds to the sums `[N, c]`.
+        count: examples N.
+        columns: what some examples add to the sums `[n, c]`.
         statistic: maps sums `[B, c]` and N to values `[B]`.
         guess: of the best constant guess.
     """
-    count = len(columns)
-    (value,) = statistic(columns.sum(axis=0)[None], count).tolist()
+    total = sum(part.sum(axis=0) for part in _chunks(columns, count))
+    (value,) = statistic(np.asarray(total)[None], count).tolist()
     if not math.isfinite(value):
         return Score(name=name, value=None, guess=guess)
     # A public seed: the same examples have the same interval.
     generator = np.random.default_rng(0)
     draw = _draw_gaussian_sums if count >= _MANY else _draw_sums
-    values = np.concatenate([statistic(sums, count) for sums in draw(columns, generator)])
+    values = np.concatenate([statistic(sums, count) for sums in draw(columns, count, generator)])
     tail = (1 - LEVEL) / 2
     low, high = np.nanquantile(values, [tail, 1 - tail]).tolist()
     return Score(name=name, value=value, low=low, high=high, guess=guess)
 
 
-def _draw_sums(columns: Floats, generator: np.random.Generator) -> Iterator[Floats]:
+def _chunks(columns: Columns, count: int) -> Iterator[Floats]:
+    return (columns(slice(start, start + _ROWS)) for start in range(0, count, _ROWS))
+
+
+def _draw_sums(columns: Columns, count: int, generator: np.random.Generator) -> Iterator[Floats]:
     """Yield sums `[B, c]` over as many examples as there are, drawn with replacement."""
-    count = len(columns)
+    added = columns(slice(0, count))
     offsets = count * np.arange(_CHUNK)[:, None]
     for _ in range(DRAWS // _CHUNK):
         rows = generator.integers(count, size=(_CHUNK, count)) + offsets
         times = np.bincount(rows.ravel(), minlength=_CHUNK * count).reshape(_CHUNK, count)
-        yield times.astype(np.float64) @ columns
+        yield times.astype(np.float64) @ added
 
 
-def _draw_gaussian_sums(columns: Floats, generator: np.random.Generator) -> Iterator[Floats]:
+def _draw_gaussian_sums(
+    columns: Columns, count: int, generator: np.random.Generator
+) -> Iterator[Floats]:
     """Yield sums `[B, c]` with the mean and the covariance that drawn examples would give."""
-    count, width = columns.shape
-    centred = columns - columns.mean(axis=0)
-    variances, directions = np.linalg.eigh(centred.T @ centred)
-    numbers = generator.normal(size=(DRAWS, width)) * np.sqrt(variances.clip(min=0.0))
-    yield columns.sum(axis=0) + numbers @ directions.T
+    total = np.asarray(sum(part.sum(axis=0) for part in _chunks(columns, count)))
+    products = np.zeros((len(total), len(total)))
+    for part in _chunks(columns, count):
+        centred = part - total / count
+        products += centred.T @ centred
+    variances, directions = np.linalg.eigh(products)
+    numbers = generator.normal(size=(DRAWS, len(total))) * np.sqrt(variances.clip(min=0.0))
+    yield total + numbers @ directions.T

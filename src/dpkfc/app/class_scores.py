@@ -64,7 +64,9 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         scores=(
             share_score("accuracy", right, len(labels), guess=float(shares.max())),
             _auroc(logits, labels),
-            bootstrap("log loss", losses[:, None], mean_of_sums, entropy),
+            bootstrap(
+                "log loss", len(losses), lambda rows: losses[rows, None], mean_of_sums, entropy
+            ),
             _calibration(log_probabilities, labels),
         ),
         classes=_class_scores(confusion),
@@ -169,14 +171,18 @@ def _calibration(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
     confidence = np.exp(log_probabilities.max(axis=1))
     is_right = log_probabilities.argmax(axis=1) == labels
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    excess_by_bin = np.zeros((count, BINS))
-    excess_by_bin[np.arange(count), bins] = is_right - confidence
+    excess = is_right - confidence
+
+    def excess_by_bin(rows: slice) -> Floats:
+        columns = np.zeros((len(excess[rows]), BINS))
+        columns[np.arange(len(columns)), bins[rows]] = excess[rows]
+        return columns
 
     def mean_error(totals: Floats, examples: Any) -> Floats:
         return np.asarray(np.abs(totals).sum(axis=1) / examples)
 
     name = f"calibration error ({BINS} bins)"
-    found = bootstrap(name, excess_by_bin, mean_error)
+    found = bootstrap(name, count, excess_by_bin, mean_error)
     if found.value is None or found.low is None or found.high is None:
         return found
     low = max(0.0, 2 * found.value - found.high)

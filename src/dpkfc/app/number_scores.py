@@ -28,15 +28,27 @@ def score_numbers(predicted: Any, targets: Any) -> Scores:
     if not len(targets):
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
     centred = targets - targets.mean()
-    # Per example: squared error, target and its square.
-    explained = np.stack([errors**2, centred, centred**2], axis=1)
+    count = len(targets)
+
+    def explained(rows: slice) -> Floats:
+        """Return squared error, target and its square, of each example."""
+        some = centred[rows]
+        return np.stack([errors[rows] ** 2, some, some**2], axis=1)
+
+    def absolute(rows: slice) -> Floats:
+        return np.abs(errors[rows, None])
+
+    def squared(rows: slice) -> Floats:
+        return errors[rows, None] ** 2
+
     of_median = float(np.abs(targets - np.median(targets)).mean())
     scores = (
-        bootstrap("R²", explained, _explain_variance, 0.0),
-        bootstrap("mean absolute error", np.abs(errors)[:, None], mean_of_sums, of_median),
+        bootstrap("R²", count, explained, _explain_variance, 0.0),
+        bootstrap("mean absolute error", count, absolute, mean_of_sums, of_median),
         bootstrap(
             "root mean squared error",
-            errors[:, None] ** 2,
+            count,
+            squared,
             lambda totals, n: np.sqrt(mean_of_sums(totals, n)),
             float(targets.std()),
         ),

@@ -181,9 +181,9 @@ class MicroBatches:
         return self._load(parts)
 
     def _load(self, parts: Sequence[Indices]) -> Iterator[Any]:
-        self._batch_indices[:] = [part.tolist() for part in parts]
         batches: Iterator[Any] = map(self.batch, parts)
         if self._loader is not None and parts:
+            self._batch_indices[:] = [part.tolist() for part in parts]
             batches = iter(self._loader)
         for _ in parts:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ Figures = Mapping[tuple[str, str], float]
 UNKNOWN = -1
 # How the name of the unit of a record without one begins.
 ALONE = "record "
+# Records that are looked at together where memory counts.
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,16 +159,17 @@ def number_equal(contents: Sequence[bytes]) -> list[bytes]:
     return keys
 
 
-def _places(keys: Iterable[bytes], seed: int, purpose: bytes, end: bytes = b"") -> np.ndarray:
+def _places(keys: Sequence[bytes], seed: int, purpose: bytes, end: bytes = b"") -> np.ndarray:
     """Return numbers in [0, 1) `[N]` that follow from keys, a public seed and a purpose."""
     salt = seed.to_bytes(8, "big")
     empty = hashlib.blake2b(digest_size=8, salt=salt, person=purpose)
-    digests = bytearray()
-    for key in keys:
+
+    def place(key: bytes) -> float:
         digest = empty.copy()
         digest.update(key + end)
-        digests += digest.digest()
-    return np.frombuffer(digests, ">u8") / 2.0**64
+        return int.from_bytes(digest.digest(), "big") / 2.0**64
+
+    return np.fromiter(map(place, keys), np.float64, len(keys))
 
 
 def _places_of_equal(contents: Sequence[bytes], seed: int, purpose: bytes) -> np.ndarray:
@@ -174,8 +177,13 @@ def _places_of_equal(contents: Sequence[bytes], seed: int, purpose: bytes) -> np
     places = _places(contents, seed, purpose, b"#0")
     ordered = np.sort(places)
     repeated = np.append(ordered[1:][ordered[1:] == ordered[:-1]], math.inf)
-    alike = np.flatnonzero(repeated[np.searchsorted(repeated, places)] == places)
-    keys = number_equal([contents[row] for row in alike.tolist()])
+    del ordered
+    alike: list[int] = []
+    for start in range(0, len(places), _CHUNK):
+        some = places[start : start + _CHUNK]
+        (found,) = np.nonzero(repeated[np.searchsorted(repeated, some)] == some)
+        alike += (start + found).tolist()
+    keys = number_equal([contents[row] for row in alike])
     places[alike] = _places(keys, seed, purpose)
     return places
 
