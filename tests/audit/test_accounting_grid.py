@@ -17,7 +17,7 @@ import pytest
 import torch
 from dp_accounting import pld, rdp
 from dp_accounting.pld import privacy_loss_distribution
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -241,6 +241,7 @@ def test_published_values(row, evidence):
     log_delta=st.floats(-10, -2),
     more=st.floats(1.02, 4),
 )
+@example(log_q=math.log10(0.75), noise=1.0, log_count=4.0, log_delta=-2.0, more=4 / 3)
 def test_epsilon_by_rdp_is_monotonic(log_q, noise, log_count, log_delta, more):
     _check_order("rdp", 10**log_q, noise, round(10**log_count), 10**log_delta, more)
 
@@ -328,6 +329,15 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch):
     assert EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7) >= honest > 0
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     assert Rounded(neighboring_relation=relation).compose(event, 7).get_epsilon(1.1e-5) == 0
+
+
+def test_a_mixture_that_rounds_to_nothing_is_not_free():
+    """1 - q + q exp((α - 1) R) is 1 in floating point at little R."""
+    gaussian = dp_accounting.GaussianDpEvent(1e8)
+    fixed = dp_accounting.SampledWithoutReplacementDpEvent(2, 1, gaussian)
+    poisson = dp_accounting.PoissonSampledDpEvent(0.5, gaussian)
+    by_rdp = epsilon(fixed, 10**6, 1e-14, "rdp", "replace_one")
+    assert by_rdp >= epsilon(poisson, 10**6, 1e-14, "rdp") > 0
 
 
 # -- a disagreement stops a run before its first step ----------------------------------------------

@@ -43,6 +43,7 @@ ACCOUNTANTS = ("pld", "rdp")
 # Above this ε by RDP, PLD would take minutes and gigabytes for a figure that nobody can use.
 MOST_BY_PLD = 1e6
 RELATIONS = ("add_or_remove_one", "replace_one")
+_LARGEST_EXPONENT = 700.0  # whose exponential a float holds
 _INTERVAL = 1e-4  # of the grid, wider for large losses
 # Calibration, the check before a run and the card ask for the same values.
 _CACHE_SIZE = 4096
@@ -252,7 +253,15 @@ def _losses_of_charge(
 def _rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
     """Return orders and Rényi divergences of one release; infinite if rounding took one.
 
-    dp-accounting would read a divergence of zero or below as an ε of zero.
+    dp-accounting would read a divergence of zero or below as an ε of zero. It leaves out orders of
+    a sampled Gaussian whose series does not converge, and its bound for batches of fixed size is
+    loose unless the rate is small. So each order has the smaller of its bound and this one: given
+    the draws of all other examples, two neighbours differ only where the one example is drawn, with
+    probability q. A release is a mixture of equal pairs and, with weight q, of pairs without
+    sampling, whose divergence is R. exp((α - 1) D) is an f-divergence, so jointly convex (van
+    Erven, Harremoës 2014, arXiv 1206.2459), and D <= log(1 - q + q exp((α - 1) R)) / (α - 1) <= R:
+    sampling never costs more than no sampling. This holds for either neighbour as the first, under
+    both relations, whatever was released before, so the bounds of an order add over releases.
     """
     # A composed event holds a list, which has no hash.
     key = (repr(event), relation)
@@ -260,7 +269,6 @@ def _rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
 
 
 def _compute_rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
-    import dp_accounting
 
     if is_truncated(event):
         full, ordinary, replacing = two_parts(event)
@@ -270,17 +278,26 @@ def _compute_rdp_of_one(event: DpEvent, relation: str) -> tuple[Floats, Floats]:
         return orders, mixture
     composed = _make_accountant("rdp", relation).compose(event)
     divergences = np.where(composed.rdp > 0, composed.rdp, np.inf)
-    is_replaced = isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
-    if is_replaced and is_gaussian(event.event):
-        # Both datasets draw the same numbers, so this is a mixture too: of equal batches and, with
-        # probability m / n, of batches with one replaced example. The bound of dp-accounting is
-        # better only where m / n is small.
-        replaced = composed.orders / (2 * event.event.noise_multiplier**2)
-        rate = event.sample_size / event.source_dataset_size
+    rate = _rate_of_gaussian(event)
+    if rate is not None:
         equal = np.zeros_like(divergences)
-        mixture = _mix_divergences(composed.orders, rate, equal, replaced)
+        unsampled = composed.orders / (2 * event.event.noise_multiplier**2)
+        mixture = _mix_divergences(composed.orders, rate, equal, unsampled)
+        mixture = np.where(mixture > 0, mixture, np.inf)
         divergences = np.minimum(divergences, mixture)
     return composed.orders, divergences
+
+
+def _rate_of_gaussian(event: DpEvent) -> float | None:
+    """Return the probability that one example is in the batch; None unless noise is Gaussian."""
+    import dp_accounting
+
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event):
+        return float(event.sampling_probability)
+    without_replacement = isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
+    if without_replacement and is_gaussian(event.event):
+        return float(event.sample_size / event.source_dataset_size)
+    return None
 
 
 def _mix_divergences(
@@ -302,10 +319,14 @@ def _mix_divergences(
     if full == 1:
         return replacing
     powers = orders - 1
-    with np.errstate(over="ignore", divide="ignore"):
-        first = np.log1p(-full) + powers * ordinary
-        second = np.log(full) + powers * replacing
-        total = np.logaddexp(first, second)
+    with np.errstate(over="ignore", invalid="ignore"):
+        first = powers * ordinary
+        second = powers * replacing
+        gap = second - first
+        # Exact for a small divergence, which a logarithm of a sum near 1 would round away.
+        small = first + np.log1p(full * np.expm1(gap))
+        large = np.logaddexp(np.log1p(-full) + first, np.log(full) + second)
+        total = np.where(gap < _LARGEST_EXPONENT, small, large)
         return np.asarray(total / powers)
 
 
