@@ -83,8 +83,16 @@ def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path, caplog):
 
 
 def test_arguments_of_the_loop_that_is_not_used_are_named(tmp_path, caplog):
-    trainer_of(tmp_path, dataloader_drop_last=True, data_seed=3)
-    assert "have no effect: data_seed, dataloader_drop_last" in caplog.text
+    settings = {
+        "average_tokens_across_devices": False,
+        "data_seed": 3,
+        "dataloader_drop_last": True,
+        "dataloader_pin_memory": False,
+        "length_column_name": "size",
+        "accelerator_config": {"split_batches": True},
+    }
+    trainer_of(tmp_path, use_cpu=False, **settings)
+    assert f"have no effect: {', '.join(settings)}" in caplog.text
 
 
 def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path):

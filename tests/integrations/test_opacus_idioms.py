@@ -6,10 +6,13 @@ import copy
 import io
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader
 
 import dpkfc.integrations.opacus as opacus_door
@@ -93,6 +96,73 @@ def test_parts_of_a_step_are_one_error_and_spend_nothing(use):
     assert engine.ledger.count == 0 and torch.equal(weights(model), before)
     optimizer.step()
     assert engine.ledger.count == 1
+
+
+def test_a_clip_of_gradient_values_before_the_step_is_refused_and_works_after_it():
+    engine, model, optimizer, batches = private()
+    other = nn.Linear(2, 1)
+    other(torch.ones(1, 2)).backward()
+    batch = next(iter(batches))
+    backward(model, batch)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_value_(other.parameters(), 0.5)
+    assert torch.equal(other.weight.grad, torch.full((1, 2), 0.5))
+    with pytest.raises(ValueError, match="clip_grad_value_ finds no gradient.* leave it out"):
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    assert engine.ledger.count == 0
+    optimizer.step()
+    nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    assert all(p.grad.abs().max() <= 1 for p in model.parameters())
+
+
+class SharpnessAware(torch.optim.SGD):
+    """Steps uphill by `first_step`, from gradients that the script has just computed."""
+
+    def first_step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(0.05 * p.grad)
+
+
+def test_an_optimizer_that_steps_twice_is_refused_by_its_class():
+    model = mlp()
+    with pytest.raises(ValueError, match="optimizer is a SharpnessAware.* pass a plain torch"):
+        private(model, optimizer=SharpnessAware(model.parameters(), lr=0.1))
+
+
+def run_in_two(model, x):
+    return checkpoint_sequential(model, 2, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("call", [partial(checkpoint, use_reentrant=True), run_in_two])
+def test_a_reentrant_checkpoint_around_the_model_is_refused_by_its_setting(call, grows):
+    engine, model, optimizer, batches = private()
+    x, y = next(iter(batches))
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        loss = F.cross_entropy(call(model, x.requires_grad_(grows)), y)
+        loss.backward()
+        optimizer.step()
+    assert engine.ledger.count == 0
+
+
+@pytest.mark.parametrize(
+    "compile_module, fix",
+    [
+        (torch.jit.script, "of torch.jit, which takes no hooks; pass the plain one"),
+        (
+            lambda m: torch.jit.trace(m, data()[0][0][None]),
+            "of torch.jit, which takes no hooks; pass the plain one",
+        ),
+        (
+            lambda m: nn.Sequential(torch.jit.trace(m, data()[0][0][None])),
+            "module '0' was traced by torch.jit",
+        ),
+    ],
+)
+def test_a_compiled_module_of_torchscript_is_refused_by_its_kind(compile_module, fix):
+    with pytest.raises(ValueError, match=fix):
+        private(compile_module(mlp()))
 
 
 def test_a_step_hook_sees_each_release_once_and_before_the_step():

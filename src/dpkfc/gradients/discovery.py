@@ -121,9 +121,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
     Raises:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass
             mixes examples or writes private statistics into a buffer; a lazy layer without input; a
-            matrix without entries.
+            matrix without entries; a traced module.
     """
     _refuse_lazy(model)
+    _refuse_traced(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     owners = list(_owners(model))
     users: dict[Tensor, list[_Owner]] = {}
@@ -358,6 +359,16 @@ def _refuse_lazy(model: nn.Module) -> None:
             raise ValueError(
                 f"parameter '{name}' has no shape yet: its layer is lazy; run one forward pass "
                 "first, on public input (model(torch.zeros(2, ...)))"
+            )
+
+
+def _refuse_traced(model: nn.Module) -> None:
+    """Refuse modules of `torch.jit.trace`, which hide their parameters and buffers."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.TopLevelTracedModule):
+            raise ValueError(
+                f"module '{name}' was traced by torch.jit, which hides its layers; pass the module"
+                " that was traced"
             )
 
 

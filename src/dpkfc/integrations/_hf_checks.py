@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from dpkfc.config import Plan
 from dpkfc.integrations._shared import steps_per_epoch
@@ -38,14 +39,17 @@ _UNCALLED = {
 
 # Arguments that only the Trainer's own loop and training loader read.
 _WITHOUT_EFFECT = (
+    "average_tokens_across_devices",
     "data_seed",
     "dataloader_drop_last",
     "dataloader_in_order",
     "dataloader_multiprocessing_context",
     "dataloader_persistent_workers",
+    "dataloader_pin_memory",
     "dataloader_prefetch_factor",
     "debug",
     "ignore_data_skip",
+    "length_column_name",
     "skip_memory_metrics",
     "torch_empty_cache_steps",
 )
@@ -179,6 +183,12 @@ def check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None
 
     defaults = {field.name: field.default for field in fields(TrainingArguments)}
     ignored = [x for x in _WITHOUT_EFFECT if getattr(args, x) not in (defaults[x], [], None)]
+    if args.use_cpu and "dataloader_pin_memory" in ignored:
+        ignored.remove("dataloader_pin_memory")  # transformers itself has turned it off
+    # transformers removes an entry that it has read.
+    plain = AcceleratorConfig().to_dict()
+    if any(plain[name] != value for name, value in args.accelerator_config.to_dict().items()):
+        ignored.append("accelerator_config")
     if ignored:
         _log.warning("in private training these arguments have no effect: %s", ", ".join(ignored))
     if args.fp16:

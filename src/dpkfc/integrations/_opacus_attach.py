@@ -181,6 +181,10 @@ def _check_parts(module: Any, optimizer: Any) -> None:
         raise ValueError(
             f"module is wrapped in {kind}; pass the plain module on one device, uncompiled"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            f"module is a {kind} of torch.jit, which takes no hooks; pass the plain one"
+        )
     kind = type(optimizer).__name__
     if getattr(optimizer, "original_optimizer", optimizer) is not optimizer:
         raise ValueError(
@@ -190,6 +194,11 @@ def _check_parts(module: Any, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             f"optimizer must be a torch optimizer that steps without a closure, got {kind}"
+        )
+    if callable(getattr(optimizer, "first_step", None)):
+        raise ValueError(
+            f"optimizer is a {kind}, which steps on gradients without noise before the release;"
+            " pass a plain torch optimizer, such as its base_optimizer"
         )
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise ValueError(

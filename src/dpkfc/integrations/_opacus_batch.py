@@ -159,6 +159,7 @@ class _Inputs:
 # mode cannot leave its stack from inside of a function that it has intercepted.
 _FOLLOWED: weakref.WeakSet[BatchRecording] = weakref.WeakSet()
 _TORCH_BACKWARD = Tensor.backward
+_TORCH_CLIP = nn.utils.clip_grad_value_
 
 
 @wraps(_TORCH_BACKWARD)
@@ -175,12 +176,31 @@ def _take_over_backward(
         is_followed = recording.thread == threading.get_ident() and not recording.modes.is_suspended
         if is_followed and recording.differentiate(self, options):
             return
+        if is_followed and not self.requires_grad:
+            recording.check_enabled()
     _TORCH_BACKWARD(self, gradient, retain_graph, create_graph, inputs)
 
 
-def _replace_backward() -> None:
-    """Put the function above into torch while a recording needs it, and torch's own otherwise."""
+@wraps(_TORCH_CLIP)
+def _refuse_value_clip(parameters: Any, *args: Any, **kwargs: Any) -> None:
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for recording in list(_FOLLOWED):
+        own = set(map(id, recording.model.parameters()))
+        if all(id(p) in own and p.grad is None for p in given):
+            raise ValueError(
+                "clip_grad_value_ finds no gradient before optimizer.step(), which adds noise;"
+                " leave it out: max_grad_norm= of make_private clips every example"
+            )
+    _TORCH_CLIP(given, *args, **kwargs)
+
+
+def _replace_functions() -> None:
+    """Put the functions above into torch while a recording needs them, and torch's own otherwise.
+
+    torch's `clip_grad_value_` fails without naming a cause where no parameter has a gradient.
+    """
     Tensor.backward = _take_over_backward if _FOLLOWED else _TORCH_BACKWARD  # type: ignore[method-assign]
+    nn.utils.clip_grad_value_ = _refuse_value_clip if _FOLLOWED else _TORCH_CLIP
 
 
 class _PublicDivisors(TorchFunctionMode):
@@ -255,6 +275,7 @@ class BatchRecording:
         gradients: the gradients of every example instead, where the batch was not proved.
         passes: how often a loss of the batch was differentiated.
         forwards: how often the script called the model.
+        called_disabled: whether the script called the model with gradients disabled.
         replica: of the model, in the passes over the batch.
         variables: closes replicas of what its code reaches.
         runs_single_examples: whether the recording itself runs the model, on single examples.
@@ -287,6 +308,7 @@ class BatchRecording:
         self.gradients: list[dict[str, Tensor]] = []
         self.passes = 0
         self.forwards = 0
+        self.called_disabled = False
         # Differentiable outputs that the script got, and the outputs of each example alone.
         self._outputs: list[Tensor] = []
         self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
@@ -304,16 +326,16 @@ class BatchRecording:
             modes += modes_of(self.tracker)
         self.thread = threading.get_ident()
         self.modes = ScriptModes(self, [*modes, _PublicDivisors(self)])
-        weakref.finalize(self, _replace_backward)  # called after the set has lost the recording
+        weakref.finalize(self, _replace_functions)  # called after the set has lost the recording
         _FOLLOWED.add(self)
-        _replace_backward()
+        _replace_functions()
 
     def end(self) -> None:
         """Let go of the script, and leave torch as it was."""
         self._close_tape()
         self.modes.end()
         _FOLLOWED.discard(self)
-        _replace_backward()
+        _replace_functions()
 
     def _close_tape(self) -> None:
         if self.tape is not None:
@@ -517,6 +539,20 @@ class BatchRecording:
             self.end()
             raise
         return True
+
+    def check_enabled(self) -> None:
+        """Check, where no pass was differentiated, that the script ran none without gradients.
+
+        Raises:
+            ValueError: it did, naming the setting of a checkpoint that does so.
+        """
+        if self.tape is not None:
+            self.tape.check_enabled()
+        if self.called_disabled:
+            raise ValueError(
+                "the model was called with gradients disabled: pass use_reentrant=False to"
+                " checkpoint(), or leave out torch.no_grad()"
+            )
 
     def _take_gradients(self, loss: Tensor, state: State | None) -> None:
         """Take the gradients of all examples from a loss with this tracker state."""

@@ -288,9 +288,10 @@ class PrivateStep:
         recording = self._recording
         if module is not self.model or self._is_busy() or recording is None:
             return
-        if not torch.is_grad_enabled():
-            return
         if not module.training:
+            return
+        if not torch.is_grad_enabled():
+            recording.called_disabled = True
             return
         try:
             # No mode need see what is read of the model here: the script does not call it.
@@ -527,6 +528,7 @@ class PrivateStep:
                 " them and call backward() once"
             )
         if recording.size > 0 and not recording.passes:
+            recording.check_enabled()
             raise RuntimeError(
                 "optimizer.step() without a backward pass through the model in training mode; call "
                 "model.train() and loss.backward(), in the thread that iterates over the loader"
