@@ -101,7 +101,9 @@ def draw_texts() -> Tensor:
 def read(data_dir: str) -> Data:
     """Return the references of E2E; JUDGED of them, drawn, stand for the test split."""
     splits = load_pairs(E2E, data_dir)
-    train, test = ((encode_texts([text for _, text in part]),) for part in splits[:2])
+    train, test = (
+        (encode_texts([text for _, text in part]),) for part in (splits.train, splits.test)
+    )
     order = torch.randperm(len(test[0]), generator=torch.Generator().manual_seed(0))
     return Data(*split_rows(train, VALIDATION), (test[0][order[:JUDGED]],))
 
