@@ -57,50 +57,81 @@ class PlantedLoss:
     def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant] = ()) -> None:
         self._loss_fn = loss_fn
         self.factors = torch.cat([factors, factors.new_ones(1)])
-        self._plants = tuple(plants)
-        self._plant_rows = []
-        for plant in plants:
-            rows = torch.full((len(factors) + 1,), NO_CANARY)
-            rows[plant.ids] = torch.arange(len(plant.ids))
-            self._plant_rows.append(rows)
+        self._tables = [_make_table(plant, len(factors)) for plant in plants]
 
     def __call__(self, model: nn.Module, batch: Sequence[Any]) -> Tensor:
         """Return one loss a row `[n]`."""
         *examples, ids = batch
         # Python reads no value of the batch. Otherwise the batch axis of the pass could not be
         # proved, and the audit would run another step than training does.
-        rows = [plant_rows.to(ids.device)[ids] for plant_rows in self._plant_rows]
+        self._tables = [table.to(ids.device) for table in self._tables]
+        rows = [table.rows[ids] for table in self._tables]
         outputs: dict[int, Tensor] = {}
         with ExitStack() as hooks:
-            for i, plant in enumerate(self._plants):
-                module = model.get_submodule(plant.layer)
-                hooks.enter_context(_replace_inputs(module, plant.inputs, rows[i], outputs, i))
+            for i, table in enumerate(self._tables):
+                module = model.get_submodule(table.layer)
+                hooks.enter_context(_replace_inputs(module, table, rows[i], outputs, i))
             losses = self._loss_fn(model, tuple(examples))
-        for i, plant in enumerate(self._plants):
-            row_or_first = rows[i].clamp(min=0)
-            output = outputs[i]
-            directions = plant.outputs.to(output.device)[row_or_first]
-            products = output.to(directions.dtype) * directions
+        for i, table in enumerate(self._tables):
+            directions = table.outputs[rows[i]]
+            products = outputs[i].to(directions.dtype) * directions
             planted_losses = products.flatten(1).sum(1)
-            losses = torch.where(rows[i] >= 0, planted_losses.to(losses.dtype), losses)
+            losses = torch.where(table.is_planted[rows[i]], planted_losses.to(losses.dtype), losses)
         factors = self.factors.to(losses)[ids]
-        return torch.where(factors == 0, torch.zeros_like(losses), losses * factors)
+        return torch.where(factors == 0, 0.0, losses * factors)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A plant, with a last row for the rows of a batch without one.
+
+    Attributes:
+        layer: path of the module.
+        rows: id to row of the table `[m + 1]`.
+        is_planted: whether a row is one of the plant `[k + 1]`.
+        inputs, outputs: of the plant, then zeros `[k + 1, ...]`.
+    """
+
+    layer: str
+    rows: Tensor
+    is_planted: Tensor
+    inputs: Tensor | None
+    outputs: Tensor
+
+    def to(self, device: torch.device) -> _Table:
+        """Return the table on the device of a batch."""
+        if self.rows.device == device:
+            return self
+        moved = (self.rows.to(device), self.is_planted.to(device))
+        inputs = None if self.inputs is None else self.inputs.to(device)
+        return _Table(self.layer, *moved, inputs, self.outputs.to(device))
+
+
+def _make_table(plant: Plant, canaries: int) -> _Table:
+    k = len(plant.ids)
+    rows = torch.full((canaries + 1,), k)
+    rows[plant.ids] = torch.arange(k)
+    inputs = None if plant.inputs is None else _append_zeros(plant.inputs)
+    table = _Table(plant.layer, rows, torch.arange(k + 1) < k, inputs, _append_zeros(plant.outputs))
+    return table.to(plant.outputs.device)
+
+
+def _append_zeros(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.zeros_like(x[:1])])
 
 
 @contextmanager
 def _replace_inputs(
-    module: nn.Module, inputs: Tensor | None, rows: Tensor, outputs: dict[int, Tensor], key: int
+    module: nn.Module, table: _Table, rows: Tensor, outputs: dict[int, Tensor], key: int
 ) -> Iterator[None]:
     """Replace rows of a module's first argument, and store its output under a key."""
 
     def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
-        if inputs is None:
+        if table.inputs is None:
             return args
         x = args[0]
-        shape = (-1, *[1] * (x.ndim - 1))
-        is_planted = (rows >= 0).view(shape)
-        planted = inputs.to(x)[rows.clamp(min=0)]
-        replaced = torch.where(is_planted, planted, x)
+        is_planted = table.is_planted[rows].view(-1, *[1] * (x.ndim - 1))
+        replaced = torch.where(is_planted, table.inputs.to(x)[rows], x)
         return (replaced, *args[1:])
 
     def store_output(module: nn.Module, args: Arguments, output: Tensor) -> None:

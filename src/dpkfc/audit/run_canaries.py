@@ -116,15 +116,16 @@ class PlantedCanaries(RunCanaries):
         batch = draw_batch(model, loss_fn, dataset)
         plantable = find_plantable(model, loss_fn, batch)
         target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
-        a = _random_signs(rng, (m, *input_shape))
-        entries = None
+        shape, entries = (m, *input_shape), None
         if target.rule == "conv":
             u = _random_signs(rng, (m, output_shape[0]))
-            inputs, rows = _one_patch(target, a, output_shape)
+            inputs, rows = _one_patch(target, _random_signs(rng, shape), output_shape)
         else:
             u = _random_signs(rng, (m, output_shape[-1]))
             if m <= input_shape[-1] * output_shape[-1]:
-                a, u, entries = _choose_entries(rng, a, u)
+                a, u, entries = _choose_entries(rng, shape, u)
+            else:
+                a = _random_signs(rng, shape)
             inputs, rows = _one_position(a)
         if "bias" in target.parameters:
             ones = rows.new_ones(m, 1)
@@ -198,15 +199,16 @@ def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def _choose_entries(
-    rng: np.random.Generator, a: Tensor, u: Tensor
+    rng: np.random.Generator, shape: tuple[int, ...], u: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Give each canary an entry of the weight of its own, so that no two overlap."""
-    columns, outputs = a.shape[-1], u.shape[1]
-    entries = torch.from_numpy(rng.choice(columns * outputs, len(a), replace=False))
+    (m, *_, columns), outputs = shape, u.shape[1]
+    entries = torch.from_numpy(rng.choice(columns * outputs, m, replace=False))
     rows, places = entries // columns, entries % columns
+    inputs = torch.zeros(m, columns)
     # Next to a long input the bias, which all canaries share, hardly counts.
-    inputs = nn.functional.one_hot(places, columns) * BIAS_SHARE**-0.5
-    a = inputs.to(a).view(len(a), *[1] * (a.ndim - 2), columns) * torch.ones_like(a)
+    inputs[torch.arange(m), places] = BIAS_SHARE**-0.5
+    a = inputs.view(m, *[1] * (len(shape) - 2), columns).expand(shape)
     return a, u * nn.functional.one_hot(rows, outputs), (rows, places)
 
 
