@@ -32,7 +32,7 @@ class Done:
     stderr: str
 
 
-def started(work: Callable[..., Any], *args: Any) -> Any:
+def start(work: Callable[..., Any], *args: Any) -> Any:
     """A process that does this work, a function of a module; ε takes the effort that it takes here,
     and known values are known there.
     """
@@ -75,7 +75,7 @@ def call(
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = started(
+        process = start(
             _report_result,
             *map(str, paths),
             str(cwd or Path.cwd()),

@@ -26,7 +26,7 @@ def _faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def _compared():
+def _compare():
     given_back = _faults()
     assert keep_freed_memory()
     _faults()
@@ -41,7 +41,7 @@ def test_pages_are_asked_for_once():
         for name, value in os.environ.items()
         if "MALLOC" not in name and name != "GLIBC_TUNABLES"
     }
-    done = forked.call(_compared, env=environment)
+    done = forked.call(_compare, env=environment)
     assert done.returncode == 0, done.stderr
 
 

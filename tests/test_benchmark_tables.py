@@ -35,7 +35,7 @@ def tables(monkeypatch):
     return pytest.importorskip("speed_tables")
 
 
-def timing(ms, **more):
+def make_timing(ms, **more):
     return {
         "median_ms": ms,
         "quartile_low_ms": 0.9 * ms,
@@ -51,7 +51,7 @@ def entry(title="a model", **paired):
     return {
         "title": title,
         "batch_size": 8,
-        "contenders": {name: timing(10.0) for name in NAMES},
+        "contenders": {name: make_timing(10.0) for name in NAMES},
         "paired": pairs,
     }
 

@@ -122,7 +122,7 @@ def test_a_crash_at_any_moment_leaves_a_checkpoint(tmp_path, monkeypatch, crashe
             {"value": value, "t": torch.tensor(value)},
         )
 
-    def saved():
+    def read_saved():
         tensors, meta = read(target)
         assert meta["value"] == int(meta["t"]) == int(tensors["model"]["w"][0])
         return meta["value"]
@@ -141,13 +141,13 @@ def test_a_crash_at_any_moment_leaves_a_checkpoint(tmp_path, monkeypatch, crashe
                 try:
                     save(value)
                 except Crash:
-                    assert finished <= saved() <= value
+                    assert finished <= read_saved() <= value
                 else:
-                    assert saved() == value
+                    assert read_saved() == value
                 fragile.left = None
-                finished = saved()
+                finished = read_saved()
             save(4)
-            assert saved() == 4
+            assert read_saved() == 4
             assert {p.name for p in tmp_path.iterdir()} == {"c"}
         if crashes == 1 and finished == 2 and left > 12:
             break

@@ -13,7 +13,7 @@ from rich.console import Console
 from dpkfc.app import results, train
 from dpkfc.app.picture_data import Curve
 from dpkfc.app.run_config import SETTINGS
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.command_line import call
 
 QUICK = [
@@ -32,7 +32,7 @@ QUICK = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _remembered_accounting(blank_figures):
-    with remembered():
+    with remember_accounting():
         yield
 
 

@@ -47,7 +47,7 @@ def split(noise=0.0, config=None, **settings):
 # -- accounting ------------------------------------------------------------------------------------
 
 
-def by_rdp(noise, steps, orders=None):
+def account_by_rdp(noise, steps, orders=None):
     """dp-accounting's own ε at q = .02, δ = 1e-5."""
     accountant = dp_accounting.rdp.RdpAccountant(orders)
     accountant.compose(
@@ -68,11 +68,15 @@ def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma, joint, su
     p = made.with_noise(sigma / math.sqrt(2), 1e-5, 10_000)
     assert p.sensitivity == math.sqrt(2)
     assert p.stddev == pytest.approx(sigma)  # of either part, in units of its clip norm
-    assert p.epsilon() == pytest.approx(by_rdp(sigma / math.sqrt(2), 10_000), rel=1e-9)
+    assert p.epsilon() == pytest.approx(account_by_rdp(sigma / math.sqrt(2), 10_000), rel=1e-9)
     whole = list(range(2, 64))  # the orders that the reference values were calculated with
-    assert by_rdp(sigma / math.sqrt(2), 10_000, whole) == pytest.approx(joint, rel=5e-4)
-    assert by_rdp(sigma, 20_000, whole) == pytest.approx(summed, rel=5e-4)
-    assert by_rdp(sigma, 20_000) < p.epsilon() <= by_rdp(sigma / math.sqrt(2), 10_000, whole)
+    assert account_by_rdp(sigma / math.sqrt(2), 10_000, whole) == pytest.approx(joint, rel=5e-4)
+    assert account_by_rdp(sigma, 20_000, whole) == pytest.approx(summed, rel=5e-4)
+    assert (
+        account_by_rdp(sigma, 20_000)
+        < p.epsilon()
+        <= account_by_rdp(sigma / math.sqrt(2), 10_000, whole)
+    )
 
 
 def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs():

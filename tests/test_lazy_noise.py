@@ -74,7 +74,7 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def trained(lazy, model=None, loss=loss_fn, **settings):
+def train_texts(lazy, model=None, loss=loss_fn, **settings):
     model = model or texts()
     with (
         session(model, **settings) as s,
@@ -103,8 +103,8 @@ def trained(lazy, model=None, loss=loss_fn, **settings):
     ids=str,
 )
 def test_without_noise_the_steps_are_those_of_dp_sgd(settings):
-    dense = trained(False, noise=0.0, **settings)
-    assert torch.allclose(trained(True, noise=0.0, **settings), dense, rtol=0, atol=1e-12)
+    dense = train_texts(False, noise=0.0, **settings)
+    assert torch.allclose(train_texts(True, noise=0.0, **settings), dense, rtol=0, atol=1e-12)
     assert not torch.equal(dense, weights(texts()))
 
 
@@ -158,7 +158,7 @@ def test_a_record_that_fails_adds_nothing():
 def test_noise_moves_every_row_but_padding():
     before = texts()
     model = texts()
-    trained(True, model, loss=loss_fn)
+    train_texts(True, model, loss=loss_fn)
     moved = model.words.weight.ne(before.words.weight).all(1)
     assert not moved[0]
     assert moved[1:].all()

@@ -55,7 +55,7 @@ def make_pipeline(plan, ledger, **options):
     )
 
 
-def clipped():
+def make_sum():
     return ClippedSum({"weight": torch.zeros(3)}, 1.0)
 
 
@@ -100,9 +100,9 @@ def test_a_charge_made_before_is_charged_there_alone():
     plan = make_plan()
     own, ticket = new_ledger(plan), new_ledger(plan)
     pipeline = make_pipeline(plan, own)
-    assert pipeline.release(clipped(), 0, ledger=ticket).release == 1
+    assert pipeline.release(make_sum(), 0, ledger=ticket).release == 1
     assert (own.count, ticket.count) == (0, 1)
-    assert pipeline.release(clipped(), 1).release == 1
+    assert pipeline.release(make_sum(), 1).release == 1
     assert (own.count, ticket.count) == (1, 1)
 
 
@@ -111,7 +111,7 @@ def test_a_ledger_is_charged_until_it_holds_as_many_releases_as_the_first(releas
     plan = make_plan()
     ledger = new_ledger(plan)
     pipeline = make_pipeline(plan, ledger)
-    pipeline.release(clipped(), 0)
+    pipeline.release(make_sum(), 0)
     pipeline.match_release_count(3, releases)
     assert ledger.count == max(1, releases)
     assert [line["step"] for line in ledger.releases] == [0] + [3] * (releases - 1)
@@ -144,7 +144,7 @@ def test_another_process_charges_what_the_first_has_charged_also_where_it_failed
     there = make_pipeline(plan, first)
 
     def broadcast():
-        released = there.release(clipped(), 0)
+        released = there.release(make_sum(), 0)
         if fails:
             raise ValueError("the first process failed after its charge")
         return released
@@ -152,9 +152,9 @@ def test_another_process_charges_what_the_first_has_charged_also_where_it_failed
     pipeline = make_pipeline(plan, own, ranks=Ranks(first, broadcast))
     if fails:
         with pytest.raises(ValueError, match="after its charge"):
-            pipeline.release(clipped(), 0)
+            pipeline.release(make_sum(), 0)
     else:
-        pipeline.release(clipped(), 0)
+        pipeline.release(make_sum(), 0)
     assert own.count == first.count == 1
 
 

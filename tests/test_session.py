@@ -340,12 +340,12 @@ def secure(steps=4, **settings):
     return config(**changed).with_noise(1.0, 1e-3, N)
 
 
-def opened(folder, model=None, **how):
+def open_secure(folder, model=None, **how):
     return session(secure(), model or net(), ledger_path=folder / "ledger.jsonl", **how)
 
 
 def finish(folder, steps=None):
-    with opened(folder) as s:
+    with open_secure(folder) as s:
         train(s, steps)
         s.save(folder / "checkpoint")
         return s.model
@@ -357,8 +357,8 @@ def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path):
     with pytest.raises(
         BudgetExhausted, match="take another ledger_path, or resume=True to evaluate"
     ):
-        opened(tmp_path)
-    with opened(tmp_path, resume=True) as s:  # the lock was given back
+        open_secure(tmp_path)
+    with open_secure(tmp_path, resume=True) as s:  # the lock was given back
         assert s.steps_done == 4 and list(s.batches()) == []
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert after == before
@@ -366,7 +366,7 @@ def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path):
 
 def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path):
     finish(tmp_path, 2)
-    with opened(tmp_path) as s:
+    with open_secure(tmp_path) as s:
         for work in (lambda: train(s), lambda: s.save(tmp_path / "other")):
             with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore"):
                 work()
@@ -378,14 +378,14 @@ def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path):
 
 def test_a_finished_session_vouches_for_released_weights_alone(tmp_path):
     trained = finish(tmp_path)
-    with opened(tmp_path, resume=True) as s:
+    with open_secure(tmp_path, resume=True) as s:
         with pytest.raises(LedgerError, match="does not hold the weights of"):
             s.check_weights()
         with pytest.raises(LedgerError, match="holds no weights of"):
             s.save(tmp_path / "other")
         s.model.load_state_dict(trained.state_dict())
         s.check_weights()
-    with opened(tmp_path, resume=True) as s:
+    with open_secure(tmp_path, resume=True) as s:
         s.restore(tmp_path / "checkpoint")
         s.check_weights()
         s.model.load_state_dict(net().state_dict())
@@ -396,11 +396,11 @@ def test_a_finished_session_vouches_for_released_weights_alone(tmp_path):
 
 
 def test_a_checkpoint_of_initial_weights_is_no_release(tmp_path):
-    with opened(tmp_path) as s:
+    with open_secure(tmp_path) as s:
         s.save(tmp_path / "checkpoint")
         train(s)
     (tmp_path / "ledger.weights.json").unlink()
-    with opened(tmp_path, resume=True) as s:
+    with open_secure(tmp_path, resume=True) as s:
         s.restore(tmp_path / "checkpoint")
         with pytest.raises(LedgerError, match="does not hold the weights of"):
             s.check_weights()
@@ -431,7 +431,7 @@ def test_the_record_describes_the_weights_and_their_average(tmp_path):
 
 
 def test_changed_weights_leave_no_record(tmp_path):
-    with opened(tmp_path) as s:
+    with open_secure(tmp_path) as s:
         train(s)
         s.model.load_state_dict(net().state_dict())
     assert not (tmp_path / "ledger.weights.json").exists()
@@ -439,11 +439,11 @@ def test_changed_weights_leave_no_record(tmp_path):
 
 def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path):
     finish(tmp_path, 2)
-    with opened(tmp_path) as s:
+    with open_secure(tmp_path) as s:
         s.restore(tmp_path / "checkpoint")
         train(s)
     before = (tmp_path / "ledger.weights.json").read_bytes()
-    with opened(tmp_path, resume=True) as s:
+    with open_secure(tmp_path, resume=True) as s:
         s.restore(tmp_path / "checkpoint")
     assert (tmp_path / "ledger.weights.json").read_bytes() == before
 
@@ -453,12 +453,12 @@ def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path):
 
 def test_a_session_charges_its_whole_plan_once(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
-    with opened(tmp_path, budget=ward) as s:
+    with open_secure(tmp_path, budget=ward) as s:
         assert s.ledger.count == 0 and s.receipt is not None
         assert s.receipt.after == pytest.approx(s.plan.epsilon()) and s.receipt.before == 0.0
         train(s, 2)
         s.save(tmp_path / "checkpoint")
-    with opened(tmp_path, budget=ward) as s:
+    with open_secure(tmp_path, budget=ward) as s:
         assert s.receipt is not None and s.receipt.before == 0.0
         s.restore(tmp_path / "checkpoint")
         train(s)
@@ -469,7 +469,7 @@ def test_a_session_that_does_not_fit_leaves_nothing_behind(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
     text = ward.path.read_text("utf-8")
     with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε = 0.01 of 0.01 left"):
-        opened(tmp_path, budget=ward)
+        open_secure(tmp_path, budget=ward)
     with pytest.raises(BudgetError, match="certified plans alone"):
         session(plan(1.0), net(), ledger_path=tmp_path / "ledger.jsonl", budget=ward)
     assert [x.name for x in tmp_path.iterdir() if x.suffix != ".lock"] == ["ward.toml"]

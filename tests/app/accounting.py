@@ -8,7 +8,7 @@ import pytest
 from dpkfc.privacy import calibration, cross_check, dp_accountants
 
 
-def _answered_once(function):
+def _answer_once(function):
     """The function with a memory: each grid of losses has answers of its own."""
 
     @functools.cache
@@ -27,12 +27,12 @@ def _hashable(x):
     return tuple(x) if isinstance(x, list) else x
 
 
-calibrated = _answered_once(calibration.calibrate_noise_multiplier)
-checked = _answered_once(cross_check.cross_check)
+calibrated = _answer_once(calibration.calibrate_noise_multiplier)
+checked = _answer_once(cross_check.cross_check)
 
 
 @contextmanager
-def remembered():
+def remember_accounting():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.config.calibrate_noise_multiplier", calibrated)
         patched.setattr("dpkfc.privacy.cross_check.cross_check", checked)

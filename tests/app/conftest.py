@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.app.finished import finished_run
 
 
@@ -26,7 +26,7 @@ def _few_images():
     def measure_few(features, probe, *, size, seed):
         return measure(features, probe, size=min(size, 50), seed=seed)
 
-    with remembered(), pytest.MonkeyPatch.context() as patched:
+    with remember_accounting(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(maps, "standardise", measure_few)
         # Whatever the processor is quick at.
         patched.setattr("dpkfc.app.recipes.recipe.multiplies_bfloat16", lambda: False)

@@ -7,7 +7,7 @@ import re
 
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.train import run
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.command_line import call
 
 __all__ = ["SETTINGS", "call", "call_flat", "finished_run", "flags", "read_card", "refuse"]
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def finished_run(folder):
-    with remembered():
+    with remember_accounting():
         return run(run_config({**SETTINGS, "out": str(folder)})).folder
 
 

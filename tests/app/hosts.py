@@ -47,7 +47,7 @@ def train(session, steps=4):
     return session
 
 
-def of_session(folder):
+def run_session(folder):
     with open_session(weight_average=WeightEMA(0.5)) as session:
         train(session).write_card(folder / "card", **SAID)
     return folder / "card"
@@ -71,12 +71,12 @@ def train_engine(folder):
     return engine
 
 
-def write_engine_run(folder):
+def run_engine(folder):
     train_engine(folder).write_card(folder / "card", **SAID)
     return folder / "card"
 
 
-def of_trainer(folder):
+def run_trainer(folder):
     pytest.importorskip("transformers")
     from tests.integrations import hf_cases
 
@@ -86,7 +86,7 @@ def of_trainer(folder):
     return folder / "card"
 
 
-def of_lightning(folder):
+def run_lightning(folder):
     pytest.importorskip("lightning.pytorch")
     from tests.integrations import lightning_cases
 
@@ -105,21 +105,21 @@ def train_server():
     return federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
 
 
-def write_server_run(folder):
+def run_server(folder):
     run = train_server()
     run.server.write_card(folder / "card", run.records, **SAID)
     return folder / "card"
 
 
-def of_command(folder):
+def run_command(folder):
     return finished_run(folder / "run")
 
 
 HOSTS = {
-    "session": of_session,
-    "opacus": write_engine_run,
-    "transformers": of_trainer,
-    "lightning": of_lightning,
-    "federated": write_server_run,
-    "dpkfc train": of_command,
+    "session": run_session,
+    "opacus": run_engine,
+    "transformers": run_trainer,
+    "lightning": run_lightning,
+    "federated": run_server,
+    "dpkfc train": run_command,
 }

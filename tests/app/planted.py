@@ -29,7 +29,7 @@ def _texts(count, classes, first=0):
 def write_imdb(root, count=24):
     for name in ("train", "test"):
         rows = [(label, 9, f"{i}_9", text) for i, (label, text) in enumerate(_texts(count, 2))]
-        _put(
+        _write_file(
             root / "imdb" / f"{name}.csv.bz2",
             bz2.compress(_csv(rows, ("label", "rating", "id", "text"))),
         )
@@ -41,12 +41,12 @@ def write_ag_news(root, count=24):
         [(label, "a title", text + " tested") for label, text in _texts(8, 4, 1)]
         + [(2, "t", "seen in the test file")]
     )
-    _put(root / "ag_news" / "train_subset.csv.gz", gzip.compress(train))
-    _put(root / "ag_news" / "test.csv.gz", gzip.compress(test))
+    _write_file(root / "ag_news" / "train_subset.csv.gz", gzip.compress(train))
+    _write_file(root / "ag_news" / "test.csv.gz", gzip.compress(test))
 
 
 def write_stackoverflow(root, count=40):
-    _put(
+    _write_file(
         root / "stackoverflow" / "titles.csv.gz",
         gzip.compress(_csv(_texts(count, 20, 1), ("label", "title"))),
     )
@@ -55,7 +55,7 @@ def write_stackoverflow(root, count=40):
 def write_sst2(root, count=24):
     for name in ("train", "dev"):
         lines = "".join(f"{text}\t{label}\n" for label, text in _texts(count, 2))
-        _put(
+        _write_file(
             root / "sst2" / f"{name}.tsv.gz", gzip.compress(("sentence\tlabel\n" + lines).encode())
         )
 
@@ -69,7 +69,7 @@ def write_e2e(root, count=24):
                 for i in range(count)
             ]
             archive.writestr(f"e2e-dataset/{name}.csv", _csv(rows, ("mr", "ref")))
-    _put(root / "e2e" / "e2e-dataset.zip", packed.getvalue())
+    _write_file(root / "e2e" / "e2e-dataset.zip", packed.getvalue())
 
 
 def write_dart(root, count=12):
@@ -83,8 +83,10 @@ def write_dart(root, count=12):
     triples = "<modifiedtripleset><mtriple>A | IS | b</mtriple></modifiedtripleset>"
     entry = f"<entry>{triples}<lex>A is b.</lex><lex>b it is</lex></entry>"
     test = f"<benchmark><entries>{entry * 4}</entries></benchmark>"
-    _put(root / "dart" / "dart-v1.1.1-full-dev.json.gz", gzip.compress(json.dumps(dev).encode()))
-    _put(root / "dart" / "dart-v1.1.1-full-test.xml.gz", gzip.compress(test.encode()))
+    _write_file(
+        root / "dart" / "dart-v1.1.1-full-dev.json.gz", gzip.compress(json.dumps(dev).encode())
+    )
+    _write_file(root / "dart" / "dart-v1.1.1-full-test.xml.gz", gzip.compress(test.encode()))
 
 
 def write_medmnist(root, name, classes, channels=1, count=24):
@@ -163,6 +165,6 @@ def write_all(root):
     return root
 
 
-def _put(path, content):
+def _write_file(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -13,7 +13,7 @@ from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call, flags, read_card, refuse
 
 
-def edited(folder, change, *, everywhere=False):
+def edit_card(folder, change, *, everywhere=False):
     """Change a card; a careful forger changes its pages too."""
     card = read_card(folder)
     change(card)
@@ -27,7 +27,7 @@ def guarantee(**changed):
     return lambda card: card["guarantee"].update(changed)
 
 
-def audited(folder):
+def audit(folder):
     return call("audit", folder, "--kind", "membership", "--quiet")
 
 
@@ -62,9 +62,9 @@ def audited(folder):
     ],
 )
 def test_an_edited_promise_passes_neither_verify_nor_audit(folder, change, message):
-    edited(folder, change)
+    edit_card(folder, change)
     assert message in refuse("ledger", "verify", folder)
-    result = audited(folder)
+    result = audit(folder)
     assert result.exit_code == 2 and "the audit FAILED" in result.stderr
     assert not json.loads((folder / "audit.json").read_text())["card"]["passed"]
     text = (folder / "privacy_card.md").read_text()
@@ -139,8 +139,8 @@ def test_an_edited_card_with_fitting_pages_does_not_pass(folder, change, message
     ],
 )
 def test_an_audit_compares_the_card_with_settings_and_ledger(folder, change, where):
-    edited(folder, change)
-    assert audited(folder).exit_code == 2
+    edit_card(folder, change)
+    assert audit(folder).exit_code == 2
     assert where in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
 
@@ -158,7 +158,7 @@ def test_weights_that_were_exchanged_are_found(folder):
     assert "does not hold the weights that the card next to it was written for" in refuse(
         "ledger", "verify", folder
     )
-    assert audited(folder).exit_code == 2
+    assert audit(folder).exit_code == 2
     assert (
         "does not hold the weights"
         in json.loads((folder / "audit.json").read_text())["card"]["detail"]
@@ -166,26 +166,26 @@ def test_weights_that_were_exchanged_are_found(folder):
 
 
 def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder):
-    edited(folder, lambda card: card.pop("weights"), everywhere=True)
+    edit_card(folder, lambda card: card.pop("weights"), everywhere=True)
     assert "names no digest" in verify_ledger(folder / "ledger.jsonl")["weights"]
-    assert audited(folder).exit_code == 2
+    assert audit(folder).exit_code == 2
     elsewhere = {"file": "../../elsewhere", "sha256": "0" * 64}
-    edited(folder, lambda card: card.update(weights=elsewhere), everywhere=True)
+    edit_card(folder, lambda card: card.update(weights=elsewhere), everywhere=True)
     assert "elsewhere is not next to the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
 
 
 def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder):
-    edited(folder, lambda card: card["accounting"].update(accountant=[]))
+    edit_card(folder, lambda card: card["accounting"].update(accountant=[]))
     for text in ((folder / "privacy_card.json").read_text(), "[]"):
         (folder / "privacy_card.json").write_text(text)
-        assert audited(folder).exit_code == 2 and refuse("ledger", "verify", folder)
+        assert audit(folder).exit_code == 2 and refuse("ledger", "verify", folder)
         assert (folder / "privacy_card.json").read_text() == text
     assert "is damaged" in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
 
 def test_an_honest_card_passes_and_says_what_was_audited(folder):
     assert call("ledger", "verify", folder).exit_code == 0
-    assert audited(folder).exit_code == 0
+    assert audit(folder).exit_code == 0
     text = (folder / "privacy_card.md").read_text()
     section = text[text.index("## Audit") :]
     assert (
@@ -198,7 +198,7 @@ def test_an_honest_card_passes_and_says_what_was_audited(folder):
         and " members, " in section
     )
     assert "audit: card" not in read_card(folder)["not_private"]
-    assert audited(folder).exit_code == 0  # and once more, over the first
+    assert audit(folder).exit_code == 0  # and once more, over the first
 
 
 # -- what a ledger says by itself ------------------------------------------------------------------

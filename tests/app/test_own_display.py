@@ -18,7 +18,7 @@ from dpkfc.app.owndata.targets import target_of
 from tests.app.own_files import write_images
 
 
-def printed(thing=None, width=80, **figures_of):
+def print_to_text(thing=None, width=80, **figures_of):
     """Return what a console of some width shows of a table, or of shares."""
     file = io.StringIO()
     console = Console(file=file, width=width)
@@ -33,13 +33,13 @@ def test_two_thousand_columns_are_a_few_short_lines():
     names = [f"a column of a long and very descriptive name, {number}" for number in range(2000)]
     columns = {name: Column(kind="number", bounds=(0.0, 110.0)) for name in names}
     schema = Schema(target="y", classes=("no", "yes"), columns=columns)
-    text = printed(schema_table(describe_columns(schema, "own-table")))
+    text = print_to_text(schema_table(describe_columns(schema, "own-table")))
     assert len(text.splitlines()) < 40 and max(map(len, text.splitlines())) <= 80
     assert "0 to 110" in text and "│ 55 " in text and "1,971 more columns" in text
     # Those that are shown are the worst.
     figures = {("missing", name): 0.01 * (number > 1989) for number, name in enumerate(names)}
     figures |= {("outside of bounds", name): float(name in names[40:50]) for name in names}
-    lines = printed(figures=figures, width=200).splitlines()
+    lines = print_to_text(figures=figures, width=200).splitlines()
     assert sum("1.0%" in line for line in lines) == 10 and len(lines) < 45
     assert sum("│ 100.0%" in line for line in lines) == 10 and "1,970 more" in str(lines)
     (warning,) = (line for line in lines if line.startswith(f"{MARK}: "))
@@ -48,7 +48,7 @@ def test_two_thousand_columns_are_a_few_short_lines():
 
 @pytest.mark.parametrize("share, is_named", [(0.4, False), (0.6, True)])
 def test_bounds_that_most_values_lie_outside_of_are_named(share, is_named):
-    lines = printed(figures={("outside of bounds", "age"): share, ("missing", "age"): share})
+    lines = print_to_text(figures={("outside of bounds", "age"): share, ("missing", "age"): share})
     assert ("most values are clamped in age (60.0%)" in lines) == is_named
     assert "missing in" not in lines
 
@@ -100,7 +100,7 @@ def test_a_file_of_one_class_alone_is_named():
     assert list(counts.values()) == [2]
     assert target.encode([None, "?"])[1] == {}
     shares = {what: count / 4 for what, count in counts.items()}
-    assert "a model of them knows no other class" in printed(figures=shares)
+    assert "a model of them knows no other class" in print_to_text(figures=shares)
 
 
 def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path):
@@ -112,7 +112,7 @@ def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path):
     schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(size=8))
     figures = encode_folder(folder, schema, table).figures
     assert figures["rows whose file is named by", "image"] == 1.0
-    text = printed(figures=figures)
+    text = print_to_text(figures=figures)
     assert "no such file: files 100.0%" in text and "set file under [images]" in text
     schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(file="image"))
     assert encode_folder(folder, schema, table).is_known.all()

@@ -159,7 +159,7 @@ def test_rows_name_files_of_the_folder_alone(tmp_path):
     assert 'file = "lesion"' in text
 
 
-def shown(image, tmp_path, name="x.png", **settings):
+def read_pixels(image, tmp_path, name="x.png", **settings):
     """Return pixels of a file, as colours from 0 to 255 `[16, 16, C]`, and remarks."""
     (tmp_path / "cat").mkdir(exist_ok=True)
     path = tmp_path / "cat" / name
@@ -189,7 +189,7 @@ def test_pictures_are_turned_as_they_are_shown(tmp_path, name):
     for orientation, method in _STORED.items():
         exif = Image.Exif()
         exif[274] = orientation
-        pixels, _ = shown(smooth.transpose(method), tmp_path, name, exif=exif)
+        pixels, _ = read_pixels(smooth.transpose(method), tmp_path, name, exif=exif)
         assert np.abs(pixels - np.asarray(smooth)).max() < 30
 
 
@@ -209,19 +209,19 @@ def test_transparency_shows_the_background(tmp_path, kind, background, colour):
             image.putalpha(Image.fromarray(alpha))
         else:
             settings["transparency"] = 7 if kind == "L" else (7, 7, 7)
-    pixels, _ = shown(image, tmp_path, **settings)
+    pixels, _ = read_pixels(image, tmp_path, **settings)
     assert np.allclose(pixels[:8], 128, atol=0.01) and np.allclose(pixels[8:], colour, atol=0.01)
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.tif"])
 def test_white_scales_grey_values_of_more_than_8_bits(tmp_path, name):
     values = (np.arange(256).reshape(16, 16) * 16).astype(np.uint16)
-    pixels, remarks = shown(Image.fromarray(values), tmp_path, name, white=4095)
+    pixels, remarks = read_pixels(Image.fromarray(values), tmp_path, name, white=4095)
     assert np.allclose(pixels, values[..., None] / 4095 * 255, atol=1e-3) and not remarks
-    pixels, remarks = shown(Image.fromarray(values), tmp_path, name, white=2000)
+    pixels, remarks = read_pixels(Image.fromarray(values), tmp_path, name, white=2000)
     assert pixels.max() == 255 and remarks == {"with pixels outside of 0 to white"}
     eight = Image.fromarray(PIXELS)
-    pixels, _ = shown(eight, tmp_path, name, white=4095)
+    pixels, _ = read_pixels(eight, tmp_path, name, white=4095)
     assert np.allclose(pixels, PIXELS, atol=1e-3)
 
 

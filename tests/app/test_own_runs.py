@@ -148,13 +148,13 @@ def test_other_weights_than_the_released_ones_are_refused(finished, tmp_path):
 
 
 def test_onnx_without_its_packages_is_one_error(finished):
-    if _has("onnxscript"):
+    if _is_installed("onnxscript"):
         pytest.skip("onnxscript is installed")
     code, text = call_flat("export", finished[0], "--format", "onnx")
     assert code == 2 and "pip install onnx onnxscript" in text
 
 
-def _has(name):
+def _is_installed(name):
     from importlib.util import find_spec
 
     return find_spec(name) is not None

@@ -95,7 +95,7 @@ def finished(tmp_path_factory):
 # -- the counts ------------------------------------------------------------------------------------
 
 
-def _encoded(texts):
+def _encode(texts):
     column = Column(kind="number", missing=("", "NA"))
     parts = [column.encode([row[place] for row in texts]).features for place in range(2)]
     return torch.from_numpy(np.concatenate(parts, axis=1))
@@ -122,10 +122,10 @@ def test_one_record_more_or_less_moves_the_counts_by_the_stated_norm():
     rng = np.random.default_rng(1)
     texts = [[str(a) for a in rng.choice(TEXTS, 2)] for _ in range(60)]
     texts += [[a, a] for a in TEXTS]
-    whole = count_bins(_encoded(texts), [0, 2])
+    whole = count_bins(_encode(texts), [0, 2])
     distances = []
     for gone in range(len(texts)):
-        fewer = count_bins(_encoded(texts[:gone] + texts[gone + 1 :]), [0, 2])
+        fewer = count_bins(_encode(texts[:gone] + texts[gone + 1 :]), [0, 2])
         distances.append(float(np.linalg.norm(whole - fewer)))
     assert max(distances) <= norm_of(2)
     assert max(distances) == pytest.approx(math.sqrt(2)), "the norm is reached"
@@ -137,7 +137,7 @@ def test_one_unit_more_or_less_moves_the_counts_by_the_stated_norm():
     texts = [[str(a) for a in rng.choice(TEXTS[8:], 2)] for _ in range(50)]
     texts += [["3", "5"]] * 7  # a unit whose records share a bin
     units = torch.tensor([*rng.integers(0, 9, 50), *[20] * 7])
-    inputs = _encoded(texts)
+    inputs = _encode(texts)
     whole = count_bins(inputs, [0, 2], units)
     distances = []
     for unit in units.unique():
@@ -150,7 +150,7 @@ def test_one_unit_more_or_less_moves_the_counts_by_the_stated_norm():
 
 def test_other_records_do_not_change_what_a_record_counts():
     units = torch.tensor([3, 3, 3, 8])
-    inputs = _encoded([["1", "2"], ["1", "4"], ["-1", "NA"], ["9", "9"]])
+    inputs = _encode([["1", "2"], ["1", "4"], ["-1", "NA"], ["9", "9"]])
     alone = count_bins(inputs[:3], [0, 2], units[:3])
     other = count_bins(inputs[3:], [0, 2], units[3:])
     assert np.array_equal(count_bins(inputs, [0, 2], units), alone + other)

@@ -96,11 +96,11 @@ def config(tmp_path):
 
 
 def test_one_release_is_charged_and_nothing_else_is_computed_from_test_rows(config, monkeypatch):
-    def forbidden(*_, **__):
+    def fail_the_test(*_, **__):
         raise AssertionError("scores without noise")
 
     for name in ("evaluate", "score_model"):
-        monkeypatch.setattr(f"dpkfc.app.recipes.objective.{name}", forbidden)
+        monkeypatch.setattr(f"dpkfc.app.recipes.objective.{name}", fail_the_test)
     prepared = prepare(config)
     assert [kind.purpose for kind in prepared.plan.extra_releases] == ["moments", "scores"]
     result = run(config)

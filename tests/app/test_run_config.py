@@ -33,7 +33,7 @@ FIELDS = SETTINGS
 FACTS = Facts((1, 8, 8), 1000)
 
 
-def _other(field):
+def _choose_other(field):
     """A value that is not the default."""
     choices = [c for c in field.metadata.get("choices", ()) if c and c != field.default]
     if field.name in {"method", "optimizer", "eval_on"}:
@@ -61,7 +61,7 @@ def test_every_recipe_has_defaults_for_every_method(method):
 
 def test_a_written_config_replays_every_field(tmp_path):
     changed = make_config(
-        **{name: _other(field) for name, field in FIELDS.items() if name != "out"}
+        **{name: _choose_other(field) for name, field in FIELDS.items() if name != "out"}
     )
     path = tmp_path / "config.toml"
     path.write_text(to_toml(changed), "utf-8")

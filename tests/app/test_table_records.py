@@ -38,7 +38,7 @@ SCHEMA = check_schema(
 HEADER = ["a", "b", "note", "who", "y"]
 
 
-def _seen(records):
+def _count_records(records):
     units = records.units or [""] * len(records)
     rows = zip(records.inputs[:].tolist(), records.labels.tolist(), units, strict=True)
     return Counter((tuple(inputs), label, unit) for inputs, label, unit in rows)
@@ -46,7 +46,7 @@ def _seen(records):
 
 def _changes(before, after):
     """Return how many records are gone and how many are new."""
-    one, other = _seen(before), _seen(after)
+    one, other = _count_records(before), _count_records(after)
     return (one - other).total(), (other - one).total()
 
 

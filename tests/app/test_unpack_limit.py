@@ -44,7 +44,7 @@ def tar(path):
         archive.addfile(entry, io.BytesIO(bytes(UNPACKED)))
 
 
-def text(path):
+def read_text(path):
     with open_text(path) as file:
         file.read()
 
@@ -57,8 +57,16 @@ FORMATS = {
         lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))),
         lambda path: read_idx(path, 3),
     ),
-    "gzip": ("titles.csv.gz", lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))), text),
-    "bzip2": ("train.csv.bz2", lambda path: path.write_bytes(bz2.compress(bytes(UNPACKED))), text),
+    "gzip": (
+        "titles.csv.gz",
+        lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))),
+        read_text,
+    ),
+    "bzip2": (
+        "train.csv.bz2",
+        lambda path: path.write_bytes(bz2.compress(bytes(UNPACKED))),
+        read_text,
+    ),
     "zip": ("e2e-dataset.zip", e2e, lambda path: E2E.read([path])),
     "tar": ("UTKFace.tar.gz", tar, read_utkface),
     "MATLAB": (

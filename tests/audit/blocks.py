@@ -263,14 +263,14 @@ def _widths(block):
 # -- in float64, exactly enough --------------------------------------------------------------------
 
 
-def doubled(value):
+def to_float64(value):
     """A block or metric with every tensor in float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {k: doubled(v) for k, v in value.items()}
+        return {k: to_float64(v) for k, v in value.items()}
     fields = {
-        k: doubled(v)
+        k: to_float64(v)
         for k, v in vars(value).items()
         if isinstance(v, Tensor | dict) or hasattr(v, "__dataclass_fields__")
     }
@@ -279,7 +279,7 @@ def doubled(value):
 
 def exact_norms(block, metric):
     """‖U_G g_n U_A‖ `[N]` of gradients formed and mapped in float64."""
-    block, metric = doubled(block), metric if metric is None else doubled(metric)
+    block, metric = to_float64(block), metric if metric is None else to_float64(metric)
     if isinstance(block, PerExample):
         scale = metric.scale if isinstance(metric, Elementwise) else {}
         return torch.stack(
@@ -309,7 +309,7 @@ class Sizes:
 
 def sizes(block):
     """Of a block, without its metric."""
-    block = doubled(block)
+    block = to_float64(block)
     match block:
         case PerExample():
             own = torch.stack([g.flatten(1).norm(dim=1) for g in block.grads.values()]).sum(0)
@@ -357,7 +357,7 @@ def bounds_of(metric):
     ) * (1 + metric.output.operator_norm)
 
 
-def whitened(block, metric, value):
+def whiten_sum(block, metric, value):
     """A sum of this layer in the coordinates of the metric, flat, as the library computes it."""
     if isinstance(value, dict):
         scale = metric.scale if isinstance(metric, Elementwise) else {}
@@ -387,7 +387,7 @@ class Clipped:
     total: Tensor
 
 
-def clipped(block, metric, method, bound, clipping):
+def clip_block(block, metric, method, bound, clipping):
     """Norms, clip and sum as the summer does them, and each example's own share of the sum."""
     found = per_example_norms(block, metric, method)
     norms = found.norms.double()
@@ -395,7 +395,7 @@ def clipped(block, metric, method, bound, clipping):
     finite = torch.isfinite(norms)
     broken = None if bool(finite.all()) else ~finite
 
-    def summed(weights):
+    def sum_rows(weights):
         value = found.block.weighted_sum(weights, broken)
         if found.whitened:
             return (
@@ -403,9 +403,9 @@ def clipped(block, metric, method, bound, clipping):
                 if isinstance(value, dict)
                 else value.flatten()
             )
-        return whitened(block, metric, value)
+        return whiten_sum(block, metric, value)
 
-    rows = [summed(factors * one) for one in torch.eye(N, dtype=torch.float64)]
+    rows = [sum_rows(factors * one) for one in torch.eye(N, dtype=torch.float64)]
     return Clipped(
-        found, factors, torch.stack([row.double().norm() for row in rows]), summed(factors)
+        found, factors, torch.stack([row.double().norm() for row in rows]), sum_rows(factors)
     )

@@ -35,7 +35,7 @@ import torch
 
 from dpkfc import checkpoint
 from dpkfc.privacy import ledger_lines as chain
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.audit.crash_places import (
     LIMIT_S,
     Aim,
@@ -86,7 +86,7 @@ def spawn(act, errors):
         os._exit(code)
 
 
-def ended(child, limit_s=LIMIT_S):
+def wait_for(child, limit_s=LIMIT_S):
     """The exit status of a child; one that hangs is killed and counts as status 255."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -141,7 +141,7 @@ class Scenarios:
 
     def _run_without_kill(self):
         place = Place(self.root, "alone")
-        status = ended(self._child(place, Aim(), note=True))
+        status = wait_for(self._child(place, Aim(), note=True))
         if status:
             raise RuntimeError(f"a run left alone ended with {status}: {place.errors.read_text()}")
         notes = json.loads(place.notes.read_text())
@@ -168,7 +168,7 @@ class Scenarios:
                 self._after_kill(place, self.report.kills - before)
                 if self.report.kills >= kills + 40:  # enough: let this one end
                     break
-            if status != 0 and ended(self._child(place, Aim())) != 0:
+            if status != 0 and wait_for(self._child(place, Aim())) != 0:
                 self._problem(
                     f"{place.name} could not be ended ({status}):"
                     f" {place.errors.read_text()[-2000:]}"
@@ -191,14 +191,14 @@ class Scenarios:
             time.sleep(self.rng.uniform(0, 0.5 * self.seconds))
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-            status = ended(child)
+            status = wait_for(child)
             if status == -signal.SIGKILL:
                 self.report.by_time += 1
                 self.report.places["a random moment"] += 1
             return status
         name = self.places[turn % len(self.places)]
         number = self.rng.randint(1, -(-self.counts[name] // 3))
-        status = ended(self._child(place, Aim(name, number)))
+        status = wait_for(self._child(place, Aim(name, number)))
         if status == -signal.SIGKILL:
             self.report.places[name] += 1
             if turn % 4 == 1:
@@ -311,13 +311,13 @@ class Scenarios:
         made, and came of it.
         """
         place = Place(self.root, f"full-{cap}")
-        status = ended(self._child(place, Aim(), cap=cap))
+        status = wait_for(self._child(place, Aim(), cap=cap))
         error = place.errors.read_text()[-3000:]
         made, charged = (
             place.witness.stat().st_size if place.witness.exists() else 0,
             self._charged(place),
         )
-        again = ended(self._child(place, Aim()))
+        again = wait_for(self._child(place, Aim()))
         step = checkpoint.read(place.folder / "checkpoint")[1]["step"] if again == 0 else -1
         same = (
             again == 0
@@ -346,15 +346,15 @@ class Scenarios:
             time.sleep(0.001)
         os.kill(first, signal.SIGSTOP)
         held = self._charged(place)
-        second = ended(self._child(place, Aim()))
+        second = wait_for(self._child(place, Aim()))
         error, kept = place.errors.read_text()[-3000:], self._charged(place) == held
         os.kill(first, signal.SIGKILL)
-        ended(first)
+        wait_for(first)
         return {
             "second": second,
             "error": error,
             "kept": kept,
-            "third": ended(self._child(place, Aim())),
+            "third": wait_for(self._child(place, Aim())),
         }
 
 
@@ -371,23 +371,24 @@ def main(asked):
     root, seed, default = Path(asked["folder"]), int(asked.get("seed", 0)), asked["default"]
     made = {}
 
-    def of(name):
+    def find_scenarios(name):
         if name not in made:
             made[name] = Scenarios(
                 SUBJECTS[name](), root / f"subject-{len(made)}", seed + len(made)
             )
         return made[name]
 
-    with remembered():
+    with remember_accounting():
         subjects = {
-            name: vars(of(name).run(kills)) for name, kills in asked.get("subjects", {}).items()
+            name: vars(find_scenarios(name).run(kills))
+            for name, kills in asked.get("subjects", {}).items()
         }
         mutants = {
-            name: vars(of(default).planted(name).run(kills))
+            name: vars(find_scenarios(default).planted(name).run(kills))
             for name, kills in asked.get("mutants", {}).items()
         }
-        full = [of(default).full_disk(cap) for cap in asked.get("caps", [])]
-        two = [of(name).two_at_once() for name in asked.get("two", [])]
+        full = [find_scenarios(default).full_disk(cap) for cap in asked.get("caps", [])]
+        two = [find_scenarios(name).two_at_once() for name in asked.get("two", [])]
     return {"subjects": subjects, "mutants": mutants, "full": full, "two": two}
 
 

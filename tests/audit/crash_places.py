@@ -59,7 +59,7 @@ def die():
     time.sleep(LIMIT_S)
 
 
-def hooked(aim, site, real, torn=None):
+def hook_function(aim, site, real, torn=None):
     """The function with a place before it, one after it and, where it writes, one in its middle."""
 
     def call(*args, **kwargs):
@@ -79,11 +79,11 @@ def _half_write(real, descriptor, data):
 
 
 def _half_file(position):
-    def torn(real, *args, **kwargs):
+    def write_torn(real, *args, **kwargs):
         real(*args, **kwargs)
         os.truncate(args[position], random.randrange(os.path.getsize(args[position])))
 
-    return torn
+    return write_torn
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def instrument(aim, place, mutant):
     synced, seen = os.open(place.synced, flags), os.open(place.seen, flags | os.O_APPEND)
     release = mechanism.gaussian_release
 
-    def witnessed(*args, **kwargs):
+    def release_before_witness(*args, **kwargs):
         write(witness, b"r")
         aim.reached("between charge and noise")
         result = release(*args, **kwargs)
@@ -131,22 +131,22 @@ def instrument(aim, place, mutant):
             if os.path.samestat(mine, os.stat(place.ledger)):
                 os.pwrite(synced, struct.pack("<q", mine.st_size), 0)
 
-    mechanism.gaussian_release = witnessed
-    os.write = hooked(aim, "a write to the ledger", write, _half_write)
-    os.fsync = hooked(aim, "a sync", noted_sync)
+    mechanism.gaussian_release = release_before_witness
+    os.write = hook_function(aim, "a write to the ledger", write, _half_write)
+    os.fsync = hook_function(aim, "a sync", noted_sync)
     for name in ("ftruncate", "rename", "replace", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, hooked(aim, name, getattr(os, name)))
-    kept = hooked(aim, "tensors of a checkpoint", tensor_files.save_file, _half_file(1))
-    delivered = hooked(aim, "the released model", tensor_files.save_file, _half_file(1))
+        setattr(os, name, hook_function(aim, name, getattr(os, name)))
+    kept = hook_function(aim, "tensors of a checkpoint", tensor_files.save_file, _half_file(1))
+    delivered = hook_function(aim, "the released model", tensor_files.save_file, _half_file(1))
 
     def save_file(tensors, path, **header):
         (delivered if header else kept)(tensors, path, **header)
 
     tensor_files.save_file = save_file
-    pq.write_table = hooked(aim, "metrics", pq.write_table, _half_file(1))
-    Path.write_text = hooked(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
+    pq.write_table = hook_function(aim, "metrics", pq.write_table, _half_file(1))
+    Path.write_text = hook_function(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
     for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam):
-        kind.step = hooked(aim, "an update", kind.step)  # type: ignore[method-assign]
+        kind.step = hook_function(aim, "an update", kind.step)  # type: ignore[method-assign]
     MUTANTS[mutant]()
 
 
@@ -179,12 +179,12 @@ def note_weights(passed):
     """Keep the digest of the weights after every step."""
     step = Session.step
 
-    def noted(self, *args):
+    def step_and_note(self, *args):
         record = step(self, *args)
         passed.append(digest_of(self.model.state_dict()))
         return record
 
-    Session.step = noted  # type: ignore[method-assign]
+    Session.step = step_and_note  # type: ignore[method-assign]
 
 
 def digest_of(tensors):

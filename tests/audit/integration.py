@@ -288,7 +288,7 @@ def fixed_size(n, m, stddev):
     return pairs
 
 
-def truncated(n, q, most, stddev, others):
+def list_truncated_pairs(n, q, most, stddev, others):
     """A data set of n examples against the same without one, under truncated Poisson sampling, in
     units of C.
 
@@ -336,7 +336,7 @@ def contour_delta(losses, count, epsilon, tilt, points=8000):
     return float(area * math.exp(count * losses.cumulant(tilt) - tilt * epsilon))
 
 
-def within(both, count, epsilon, delta):
+def holds_delta(both, count, epsilon, delta):
     """Whether δ at ε is at most `delta` in either direction, by the integral that has no grid of
     losses.
 

@@ -112,9 +112,9 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
     assert by_pld <= by_rdp + 1e-3
     for size_ in (n, n + 1):  # without an example of its own, and with one more
         for others in (-1.0, -0.5, 0.0, 1.0):
-            both = by_hand.truncated(size_, q, most, noise, others)
+            both = by_hand.list_truncated_pairs(size_, q, most, noise, others)
             true = by_hand.epsilon_of_pair(both, count, DELTA)
-            assert by_pld >= true - 1e-6 or by_hand.within(both, count, by_pld, DELTA), (
+            assert by_pld >= true - 1e-6 or by_hand.holds_delta(both, count, by_pld, DELTA), (
                 size_,
                 others,
             )

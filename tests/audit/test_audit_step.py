@@ -59,7 +59,7 @@ def _small(monkeypatch):
         make_audit_quick(monkeypatch)
 
 
-def calibrated():
+def calibrate():
     config = PrivacyConfig(
         expected_batch_size=B, steps=100, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac()
     )
@@ -75,7 +75,7 @@ def calibrated():
 @pytest.mark.slow
 def test_an_honest_step_passes_every_check(evidence):
     progress = {}
-    subject = calibrated()
+    subject = calibrate()
     found = audit_step(
         subject,
         runs=size(12, 600),
@@ -107,7 +107,7 @@ def test_an_honest_step_passes_every_check(evidence):
 
 
 def test_one_failed_check_fails_the_audit(monkeypatch):
-    in_clip.of_micro_batches(monkeypatch)
+    in_clip.clip_micro_batches(monkeypatch)
     for name in ("check_noise", "check_run_noise", "check_charges"):
         monkeypatch.setattr(module, name, lambda subject, **_: [])
     found = audit_step(vectors(), runs=size(8, 100))
@@ -119,7 +119,7 @@ def test_one_failed_check_fails_the_audit(monkeypatch):
 @pytest.mark.slow
 def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch):
     """Steps without a release leave nothing to judge."""
-    in_data.skipping(False)(monkeypatch)
+    in_data.skip_batch(False)(monkeypatch)
     monkeypatch.setattr(module, "distinguish_neighbors", broken)
     found = {finding.check: finding for finding in select_failed(audit_step(vectors()).findings)}
     assert "made no release" in found["noise distribution"].detail
@@ -163,7 +163,7 @@ def test_a_sampler_without_a_proved_event_fails_by_its_name():
 
 
 def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch):
-    plan = calibrated().plan
+    plan = calibrate().plan
     assert not select_failed(list(check_accounting(plan)))
     object.__setattr__(plan, "target_epsilon", 3.0)
     assert [finding.check for finding in select_failed(list(check_accounting(plan)))] == ["budget"]

@@ -9,7 +9,7 @@ from dpkfc.audit.findings import select_failed
 from dpkfc.audit.low_bits import check_low_bits
 from dpkfc.audit.replay import World, _neighbouring_pairs
 from tests.audit.sizes import size
-from tests.injected_bugs.leak import noting_batches
+from tests.injected_bugs.leak import note_batches
 from tests.injected_bugs.subjects import SUBJECTS, B, N, canaries_of, subject_of, vectors
 
 
@@ -29,7 +29,7 @@ def test_sizes_reach_twice_the_expected_one_and_beyond_127_rows():
 def test_batches_have_the_rows_and_the_order_that_the_check_names(
     monkeypatch,
 ):
-    seen, rows = noting_batches(monkeypatch), []
+    seen, rows = note_batches(monkeypatch), []
     real = World.step
 
     def step(self, *args):

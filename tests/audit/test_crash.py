@@ -26,7 +26,7 @@ from dpkfc.checkpoint import CheckpointError, read
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.privacy.ledger_lines import LedgerError
 from tests import forked
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.audit.crash_driver import drive
 from tests.audit.sizes import FULL, size
 
@@ -165,7 +165,7 @@ class Stopped(BaseException):
 def _quick():
     """Accounting once; figures in the long run alone."""
 
-    with remembered(), pytest.MonkeyPatch.context() as patched:
+    with remember_accounting(), pytest.MonkeyPatch.context() as patched:
         if not FULL:
             patched.setattr("dpkfc.app.results._measure_figures", lambda *_: _Blank)
         yield
@@ -206,13 +206,13 @@ def expected(tmp_path_factory):
     passed = []
     step = training_loop.Session.step
 
-    def noted(self, *args):
+    def step_and_note(self, *args):
         record = step(self, *args)
         passed.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
         return record
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(training_loop.Session, "step", noted)
+        patched.setattr(training_loop.Session, "step", step_and_note)
         run(run_config({**QUICK, "out": str(tmp_path_factory.mktemp("alone") / "run")}))
     return passed
 
@@ -224,13 +224,13 @@ def _lines(edit):
     return damage
 
 
-def _flipped(path):
+def _flip_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
 
 
-def _of_another_plan(path):
+def _write_ledger_of_another_plan(path):
     path.unlink()
     with Ledger.open(path, "f" * 64, {"certified": False, "rng": "repeatable"}):
         pass
@@ -244,8 +244,8 @@ DAMAGE = {
     "a line left out": (_lines(lambda x: [*x[:2], *x[3:]]), "does not follow line 2"),
     "a line twice": (_lines(lambda x: [*x[:3], x[2], *x[3:]]), "does not follow line 3"),
     "lines swapped": (_lines(lambda x: [x[0], x[2], x[1], *x[3:]]), "does not follow line 1"),
-    "a bit flipped": (_flipped, r"line \d of the ledger"),
-    "another plan": (_of_another_plan, "belongs to the plan f"),
+    "a bit flipped": (_flip_bit, r"line \d of the ledger"),
+    "another plan": (_write_ledger_of_another_plan, "belongs to the plan f"),
     "cut off before the checkpoint": (_lines(lambda x: x[:2]), "does not contain the 2 releases"),
     "deleted": (Path.unlink, "a checkpoint and no ledger.*put ledger.jsonl back"),
     "empty": (_lines(lambda _: []), "holds a checkpoint and no ledger"),
@@ -274,43 +274,43 @@ def test_a_torn_last_line_costs_nothing_but_its_own_release(folder, expected):
     assert result.steps == 6 and len(verify(ledger).releases) == 6
     _, meta = read(folder / "checkpoint")
     assert meta["step"] == 6, "the third release was torn off: it never left"
-    _same(load_file(folder / "model.safetensors"), expected[5])
+    _assert_same(load_file(folder / "model.safetensors"), expected[5])
 
 
 def test_a_charged_release_that_was_not_kept_is_not_made_again(folder, expected):
     resume(folder)
     _, meta = read(folder / "checkpoint")
     assert meta["step"] == 5
-    _same(load_file(folder / "model.safetensors"), expected[4])
+    _assert_same(load_file(folder / "model.safetensors"), expected[4])
     assert [row["step"] for row in verify(folder / "ledger.jsonl").releases] == [0, 1, 2, 2, 3, 4]
 
 
-def _same(found, wanted):
+def _assert_same(found, wanted):
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in found)
 
 
 # -- files that change while a run goes on ---------------------------------------------------------
 
 
-def _unlinked(path):
+def _delete(path):
     path.unlink()
 
 
-def _replaced(path):
+def _replace_by_copy(path):
     path.with_name("copy").write_bytes(path.read_bytes())
     path.with_name("copy").replace(path)
 
 
-def _emptied(path):
+def _empty(path):
     path.write_bytes(b"")
 
 
-def _appended(path):
+def _append_line(path):
     with path.open("ab") as file:
         file.write(b"{}\n")
 
 
-@pytest.mark.parametrize("change", [_unlinked, _replaced, _emptied, _appended])
+@pytest.mark.parametrize("change", [_delete, _replace_by_copy, _empty, _append_line])
 def test_a_ledger_that_changes_under_a_run_ends_it(tmp_path, change):
     from tests.privacy.test_ledger import PLAN, charge
 

@@ -37,7 +37,7 @@ from tests.audit.blocks import (
     PATTERNS,
     N,
     bounds_of,
-    clipped,
+    clip_block,
     exact_norms,
     metric_for,
     sizes,
@@ -60,7 +60,7 @@ def generator_of(*what):
     return torch.Generator().manual_seed(zlib.crc32(repr(what).encode()))
 
 
-def one_of(choices, generator):
+def choose(choices, generator):
     return choices[int(torch.randint(len(choices), (1,), generator=generator))]
 
 
@@ -74,13 +74,13 @@ def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind, dtype, evidence):
     rounds, finite_norms = size(20, 1000), 0
     for i in range(rounds):
         generator = generator_of(kind, dtype, i)
-        pattern, metric_kind = PATTERNS[i % len(PATTERNS)], one_of(METRICS, generator)
+        pattern, metric_kind = PATTERNS[i % len(PATTERNS)], choose(METRICS, generator)
         block = KINDS[kind].make(pattern, generator, FLOATS[dtype])
         metric = metric_for(block, metric_kind, generator)
-        method = None if "eigen" in metric_kind else one_of(KINDS[kind].methods, generator)
-        clipping = one_of(("flat", "flat", "normalised", "automatic"), generator)
+        method = None if "eigen" in metric_kind else choose(KINDS[kind].methods, generator)
+        clipping = choose(("flat", "flat", "normalised", "automatic"), generator)
         c = 10.0 ** int(torch.randint(-3, 4, (1,), generator=generator))
-        got = clipped(block, metric, method, c, clipping)
+        got = clip_block(block, metric, method, c, clipping)
         where = (kind, dtype, i, pattern, metric_kind, method, clipping, c)
         norms, finite = got.found.norms, torch.isfinite(got.found.norms)
         finite_norms += int(finite.sum())
@@ -136,7 +136,7 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch):
         for i in range(20):
             block = KINDS["sequence wide"].make("cancel", generator_of(i), torch.float32)
             found = max(
-                found, float(clipped(block, None, "gram", 1e-3, "flat").shares.max()) / 1e-3
+                found, float(clip_block(block, None, "gram", 1e-3, "flat").shares.max()) / 1e-3
             )
         return found
 
@@ -153,7 +153,7 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch):
 
 
 def largest_share(block, bound, method=None):
-    got = clipped(block, None, method, bound, "flat")
+    got = clip_block(block, None, method, bound, "flat")
     assert bool(torch.isfinite(got.total).all())
     return float(got.shares.max()) / bound
 
@@ -278,7 +278,7 @@ def only_the_bias():
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
 
 
-def standardised():
+def build_weight_normed():
     return nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3)
     )
@@ -298,7 +298,7 @@ MORE = [
         lambda n: torch.randn(n, 6, 40),
     ),
     cases.Case("only the bias", only_the_bias, lambda n: torch.randn(n, 5)),
-    cases.Case("computed weight", standardised, lambda n: torch.randn(n, 5)),
+    cases.Case("computed weight", build_weight_normed, lambda n: torch.randn(n, 5)),
 ]
 MODELS = {case.name: case for case in (*cases.CASES, *MORE)}
 TYPES = ("float32", "float64", "bfloat16", "float16", "autocast bfloat16", "autocast float16")
@@ -334,7 +334,7 @@ def model_in(name, kind):
     return model, (x, y), loss
 
 
-def in_type(metric, layers, metric_kind, dtype):
+def cast_metric(metric, layers, metric_kind, dtype):
     """A metric in the type in which norms are taken; that of a grouped convolution is one for every
     group, that of a computed weight elementwise.
     """
@@ -402,7 +402,7 @@ def test_no_example_of_a_model_counts_more_than_the_clip(name, kind, evidence):
         metric = (
             {}
             if metric_kind == "none"
-            else in_type(metric_of(layers, metric_kind), layers, metric_kind, dtype)
+            else cast_metric(metric_of(layers, metric_kind), layers, metric_kind, dtype)
         )
         for clip in CLIPS[: size(3, 5)]:
             try:
@@ -460,7 +460,7 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others,
             model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}
         ).metric
 
-    def weighted(m, batch):
+    def weigh_loss(m, batch):
         return m(batch[0])[:, 0] * batch[1]
 
     def total(x, w, rows):
@@ -469,7 +469,7 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others,
             part = x[start : start + rows], w[start : start + rows]
             tape = Tape(model, layers)
             with tape:
-                losses = weighted(model, part)
+                losses = weigh_loss(model, part)
             summer.add(tape.backward(losses), len(part[0]))
         return torch.cat([v.double().flatten() for v in summer.result().values()])
 

@@ -83,7 +83,7 @@ def damaged(saved, tmp_path):
     shutil.copytree(saved / "checkpoint", folder)
     last = []
 
-    def put(files):
+    def restore_files(files):
         for name in last:
             (folder / name).unlink(missing_ok=True)
             if name in whole:
@@ -93,10 +93,10 @@ def damaged(saved, tmp_path):
         last[:] = files
         return folder
 
-    return put
+    return restore_files
 
 
-def _sealed(manifest):
+def _seal(manifest):
     """The manifest with a digest that fits, as a program would forge it."""
     if isinstance(manifest, dict):
         manifest = {name: value for name, value in manifest.items() if name != "digest"}
@@ -135,7 +135,7 @@ def test_forged_manifests(session, damaged, saved, evidence):
         if mutator.rng.random() < 0.05 and isinstance(changed, dict):
             changed["sha256"] = {mutator.rng.choice(("../x", "/tmp", "", "a/b", "x\0y")): "0"}
         try:
-            content = _sealed(changed)
+            content = _seal(changed)
         except (RecursionError, ValueError):
             continue
         folder = damaged({"manifest.json": content})
@@ -186,7 +186,7 @@ def test_forged_tensors(session, damaged, saved, evidence):
         save_file(tensors, out)
         content = out.read_bytes()
         hashes = {**whole["sha256"], name: hashlib.sha256(content).hexdigest()}
-        manifest = _sealed({**whole, "sha256": hashes})
+        manifest = _seal({**whole, "sha256": hashes})
         folder = damaged({"manifest.json": manifest, f"{name}.safetensors": content})
         tally.attempt(
             lambda folder=folder: session.restore(folder),

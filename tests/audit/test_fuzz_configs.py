@@ -42,18 +42,18 @@ def _light(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(accounting.EpsilonCurve, "epsilon", lambda self, count: 0.01 * count)
-    monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
+    monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrate)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
     monkeypatch.setattr("dpkfc.app.commands.train._show_audit", lambda *_: None)
     monkeypatch.setattr("dpkfc.app.commands.train.announce", lambda result: None)
     monkeypatch.setattr(
         cross_check, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
     )
-    monkeypatch.setattr(train, "prepare", _prepared)
+    monkeypatch.setattr(train, "prepare", _prepare)
     yield
 
 
-def _calibrated(
+def _calibrate(
     epsilon,
     delta,
     make_event,
@@ -66,7 +66,7 @@ def _calibrated(
     return noise
 
 
-def _prepared(config, **_):
+def _prepare(config, **_):
     """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation,
     learning rate.
     """

@@ -217,7 +217,7 @@ def test_damaged_public_tensors(tmp_path, evidence):
     )
     rng, tally = Mutator([b""], 9).rng, Tally()
 
-    def whole():
+    def draw_tensor():
         shape = rng.choice(((4, 3, 2, 2), (4, 3, 2, 2), (0, 3, 2, 2), (4, 3, 2), (12,), ()))
         kinds = (
             torch.float32,
@@ -249,7 +249,7 @@ def test_damaged_public_tensors(tmp_path, evidence):
         [save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10
     )
     for turn in range(size(150, 4_000)):
-        content = mutator.bytes() if turn % 2 else whole()
+        content = mutator.bytes() if turn % 2 else draw_tensor()
         path.write_bytes(content)
         tally.attempt(use, content, "public.safetensors")
     tally.check(evidence, "public tensors", 150)

@@ -72,7 +72,7 @@ def _use(path):
         raise refusal
 
 
-def chained(lines):
+def chain_lines(lines):
     """A ledger whose hashes fit, whatever its lines hold: as a program would forge it."""
     written, head = [], ""
     for number, line in enumerate(lines):
@@ -107,7 +107,7 @@ def test_forged_ledgers(tmp_path, evidence):
             number = mutator.rng.randrange(len(lines))
             lines[number] = mutator.json(lines[number])
         with suppress(RecursionError, ValueError):
-            tally.read(path, [chained(lines)], lambda: _use(path))
+            tally.read(path, [chain_lines(lines)], lambda: _use(path))
     tally.check(evidence, "ledgers, forged", 380)
 
 
@@ -118,13 +118,13 @@ def test_damaged_cards(tmp_path, evidence):
     whole = _card(path)
     mutator, tally = Mutator([json.dumps(whole, indent=2).encode(), PICKLE], 3), Tally()
     for turn in range(size(300, 8_000)):
-        content = mutator.bytes() if turn % 2 else _dumped(mutator.json(whole))
+        content = mutator.bytes() if turn % 2 else _dump(mutator.json(whole))
         card.write_bytes(content)
         tally.attempt(lambda: verify_ledger(path), content, "ledger.jsonl", "privacy_card.json")
     tally.check(evidence, "privacy cards", 300)
 
 
-def _dumped(value):
+def _dump(value):
     try:
         return json.dumps(value).encode()
     except (RecursionError, ValueError):
@@ -236,7 +236,7 @@ def test_invented_lines(tmp_path, evidence):
     @settings(max_examples=size(40, 1_500), derandomize=True, deadline=None, database=None)
     @given(st.lists(st.one_of(RECORD, JSON), min_size=1, max_size=4))
     def look(lines):
-        tally.read(path, [chained(lines)], lambda: _use(path))
+        tally.read(path, [chain_lines(lines)], lambda: _use(path))
 
     look()
     tally.check(evidence, "ledgers, invented", 20)

@@ -42,7 +42,7 @@ def halves_alike(z):
     return z
 
 
-def following(z):
+def follow_previous(z):
     """Each release holds a twentieth of the one before: too little to show in a pair."""
     rho = 0.05
     for k in range(1, len(z)):
@@ -73,7 +73,7 @@ WRONG = {
     "a block that comes twice": (block_repeated, "no repetition inside a release"),
     "two shards with one seed": (halves_alike, "no repetition inside a release"),
     "a release that comes twice": (release_repeated, "no repetition between releases"),
-    "memory": (following, "independence of following releases"),
+    "memory": (follow_previous, "independence of following releases"),
 }
 
 

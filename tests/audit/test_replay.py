@@ -17,16 +17,16 @@ from dpkfc.audit.step_canaries import Canaries
 from dpkfc.curvature import NGD
 from dpkfc.session import Session
 from tests.audit.sizes import size
-from tests.injected_bugs.leak import noting_sums
+from tests.injected_bugs.leak import note_sums
 from tests.injected_bugs.subjects import (
     B,
     C,
     N,
     canaries_of,
-    classified,
     images,
     jittered,
     kfac,
+    lose_classes,
     select,
     subject_of,
     texts,
@@ -97,7 +97,7 @@ def test_a_replay_stops_at_the_first_departure_where_that_is_enough(
     monkeypatch,
 ):
     subject, canaries = vectors(), select(canaries_of("DP-SGD"), *FEW)
-    noting_sums(monkeypatch)  # still the real code
+    note_sums(monkeypatch)  # still the real code
     whole = replay(subject, canaries, sizes=(0, 2)).pairs
     monkeypatch.setattr(Session, "_apply", lambda self, released: None)
     assert replay(subject, canaries, sizes=(0, 2), until_failed=True).pairs == 1 < whole
@@ -109,7 +109,7 @@ def test_a_canary_at_which_the_step_stops_is_a_departure():
     def careful(model, batch):
         if bool(batch[0].isnan().any()):
             raise FloatingPointError("NaN among the inputs")
-        return classified(model, batch)
+        return lose_classes(model, batch)
 
     subject = replace(vectors(), loss_fn=careful)
     found = select_failed(
@@ -222,7 +222,7 @@ def record_run(subject, absent, monkeypatch, frozen=None):
     sums, answers = [], []
     whole = dpkfc.release_pipeline.release
 
-    def noted(clipped, *others):
+    def release_and_note(clipped, *others):
         answer = whole(clipped, *others)
         sums.append({name: x.clone() for name, x in clipped.tensors.items()})
         if frozen is not None:
@@ -241,7 +241,7 @@ def record_run(subject, absent, monkeypatch, frozen=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     data = (*subject.dataset, torch.arange(N))
     with monkeypatch.context() as patch:
-        patch.setattr(dpkfc.release_pipeline, "release", noted)
+        patch.setattr(dpkfc.release_pipeline, "release", release_and_note)
         with Session(plan, model, optimizer, data) as session:
             for batch in session.batches():
                 session.step(batch, losses)

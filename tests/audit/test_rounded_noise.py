@@ -39,7 +39,7 @@ def normal_of(seed, step=0):
     )
 
 
-def on_grid(x, grid):
+def lies_on_grid(x, grid):
     steps = x.double() / grid
     return bool((steps == steps.round()).all())
 
@@ -67,7 +67,7 @@ def test_there_is_no_grid_for_nonsense(sensitivity, numbers):
 
 
 def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged():
-    p = rounded(1e9)
+    p = plan_rounded_noise(1e9)
     ledger = Ledger.open(None, p.hash)
     with pytest.raises(ValueError, match="too large for noise='rounded' with sensitivity"):
         release(ClippedSum({"w": torch.zeros(10)}, p.max_grad_norm), p, p.noise_stream(), ledger, 0)
@@ -94,9 +94,9 @@ def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype):
         wide = x.double()
         moved = rounded_release({"w": wide}, 1.3, 1.0, normal, grid)["w"]
         alone = rounded_release({"w": 0 * wide}, 1.3, 1.0, normal, grid)["w"]
-        assert on_grid(moved, grid) and on_grid(alone, grid)
+        assert lies_on_grid(moved, grid) and lies_on_grid(alone, grid)
         nearest = moved - alone  # exact: both are integers of 52 bits in steps of the grid
-        assert on_grid(nearest, grid) and float((nearest - wide).abs().max()) <= grid / 2
+        assert lies_on_grid(nearest, grid) and float((nearest - wide).abs().max()) <= grid / 2
         assert torch.equal(nearest, (wide / grid).round() * grid)
         assert rounded_release({"w": x}, 1.3, 1.0, normal, grid)["w"].dtype == dtype
     third = torch.full((numbers,), 0.3)
@@ -135,7 +135,7 @@ def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart():
     grid = grid_of(widen_sensitivity(1.0), 3)
     x = torch.tensor([1e300, -1e300, 2 * MOST_STEPS * grid], dtype=torch.float64)
     y = rounded_release({"w": x}, 1.0, 1.0, normal_of(0), grid)["w"]
-    assert bool(torch.isfinite(y).all()) and on_grid(y, grid)
+    assert bool(torch.isfinite(y).all()) and lies_on_grid(y, grid)
     assert float(y.abs().max()) <= 2 * MOST_STEPS * grid
 
 
@@ -164,7 +164,7 @@ def two_sided(z, stddev):
 def test_the_law_is_the_gaussian_of_the_plan(dtype, evidence):
     """More than a million secure numbers: 2 % of the standard deviation are 28 standard errors."""
     numbers = size(1_100_000, 5_000_000)
-    p = rounded(1.3, max_grad_norm=2.0)
+    p = plan_rounded_noise(1.3, max_grad_norm=2.0)
     assert p.stddev == pytest.approx(2.6, rel=1e-5) and p.stddev > 2.6
     clipped = ClippedSum({"w": torch.zeros(numbers, dtype=dtype)}, 2.0)
     z = (
@@ -184,7 +184,7 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype, evidence):
         grid = grid_of(p.sensitivity, numbers, p.stddev)
         last = torch.remainder((z / grid).round(), 16).long()
         fair = stats.chisquare(torch.bincount(last, minlength=16).numpy()).pvalue
-        assert fair > 1e-9 and on_grid(z, grid)
+        assert fair > 1e-9 and lies_on_grid(z, grid)
         evidence(
             "floating point",
             "law of rounded noise",
@@ -297,7 +297,7 @@ def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(eviden
 # -- plans -----------------------------------------------------------------------------------------
 
 
-def rounded(noise=1.0, **settings):
+def plan_rounded_noise(noise=1.0, **settings):
     return PrivacyConfig(
         **{"expected_batch_size": 8, "steps": 4, "noise": "rounded", **settings}
     ).with_noise(noise, 1e-5, 1000)
@@ -307,7 +307,7 @@ def rounded(noise=1.0, **settings):
     "settings", [{}, {"sampler": "fixed"}, {"clipping": "normalised"}, {"max_grad_norm": 0.03}]
 )
 def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings):
-    p = rounded(**settings)
+    p = plan_rounded_noise(**settings)
     q = PrivacyConfig(**{"expected_batch_size": 8, "steps": 4, **settings}).with_noise(
         1.0, 1e-5, 1000
     )
@@ -356,20 +356,20 @@ def test_a_run_releases_grid_points_and_charges_what_it_adds(settings, monkeypat
     """
     seen = []
 
-    def watched(clipped, p, *rest):
+    def release_and_note(clipped, p, *rest):
         found = release(clipped, p, *rest)
         numbers = sum(x.numel() for x in clipped.tensors.values())
         seen.append((found, grid_of(p.sensitivity, numbers, p.stddev)))
         return found
 
-    monkeypatch.setattr("dpkfc.release_pipeline.release", watched)
+    monkeypatch.setattr("dpkfc.release_pipeline.release", release_and_note)
     p, model = small(**settings), net()
     with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
     assert len(seen) == p.steps
     assert all(
-        on_grid(x, grid / p.expected_batch_size)
+        lies_on_grid(x, grid / p.expected_batch_size)
         for found, grid in seen
         for x in found.gradients.values()
     )

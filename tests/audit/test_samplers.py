@@ -145,11 +145,11 @@ def shuffled(step, generator):
     return Shuffle(B, N).indices(step, stream.generator(step, N // B))
 
 
-def without(banned):
+def leave_out(banned):
     return lambda step, g: (lambda b: b[b != banned])(Poisson(B / N, N).indices(step, g))
 
 
-def twice_as_often(step, g):
+def sample_twice_as_often(step, g):
     return np.flatnonzero(g.random(N) < np.where(np.arange(N) == 7, 2, 1) * B / N)
 
 
@@ -190,11 +190,11 @@ def same_parity(step, g):
     return np.sort(2 * g.choice(N // 2, count, replace=False) + g.integers(2))
 
 
-def with_replacement(step, g):
+def sample_with_replacement(step, g):
     return np.sort(g.integers(N, size=g.binomial(N, B / N)))
 
 
-def drifting(step, g):
+def drift(step, g):
     return Poisson(B / N * (1 + 0.3 * np.sin(step / 300)), N).indices(step, g)
 
 
@@ -250,12 +250,12 @@ IMPOSTORS = {
     "drawn again when empty": (TINY, lambda: sample_batches(redraw_when_empty), "empty batches"),
     "one example never drawn": (
         POISSON,
-        lambda: sample_batches(without(417)),
+        lambda: sample_batches(leave_out(417)),
         "example drawn least",
     ),
     "one example drawn twice as often": (
         POISSON,
-        lambda: sample_batches(twice_as_often, 5000),
+        lambda: sample_batches(sample_twice_as_often, 5000),
         "example drawn most",
     ),
     "each batch used twice": (
@@ -284,10 +284,10 @@ IMPOSTORS = {
     ),
     "drawn with replacement": (
         POISSON,
-        lambda: sample_batches(with_replacement),
+        lambda: sample_batches(sample_with_replacement),
         "possible batches",
     ),
-    "a rate that drifts": (POISSON, lambda: sample_batches(drifting), "sizes of following batches"),
+    "a rate that drifts": (POISSON, lambda: sample_batches(drift), "sizes of following batches"),
     "an index beyond the data": (
         POISSON,
         lambda: sample_batches(Poisson(B / N, N + 1).indices),

@@ -34,9 +34,9 @@ from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.session import Session
 from dpkfc.verification.check import Verdict
-from tests.app.accounting import remembered
+from tests.app.accounting import remember_accounting
 from tests.audit.sizes import FULL, size
-from tests.audit.walk import files_of, process_state, reached, tensors_alive
+from tests.audit.walk import collect_values, files_of, process_state, tensors_alive
 from tests.audit.worlds import (
     NEIGHBOURS,
     STEPS,
@@ -181,16 +181,16 @@ def recipe_world(folder, method, neighbour, victim=7):
             NEIGHBOURS[neighbour](few, victim)
         return replace(found, train=few, test=tuple(x[:100] for x in found.test))
 
-    with pytest.MonkeyPatch.context() as patched, listening() as lines, remembered():
+    with pytest.MonkeyPatch.context() as patched, listening() as lines, remember_accounting():
         sums = freeze(patched, victim if neighbour == "removed" else None)
         patched.setattr(app_prepare, "recipe_of", lambda config: replace(recipe, load=load))
         advance = recipe_train.TrainingProgress.advance
 
-        def spied(self, **figures):
+        def advance_and_note(self, **figures):
             told.append(figures)
             advance(self, **figures)
 
-        patched.setattr(recipe_train.TrainingProgress, "advance", spied)
+        patched.setattr(recipe_train.TrainingProgress, "advance", advance_and_note)
         torch.manual_seed(0)
         config = run_config({**QUICK, "method": method, "out": str(folder)})
         recipe_train.run(config, Console(file=StringIO()))
@@ -298,7 +298,7 @@ def engine_world(neighbour, victim=VICTIM):
             "optimizer": optimizer,
             "process": process_state(),
         }
-        objects = reached(roots, ("engine._step._source", "engine._step._looks._source"))
+        objects = collect_values(roots, ("engine._step._source", "engine._step._looks._source"))
         objects = {path: value for path, value in objects.items() if "Loader" not in value}
         del engine, model, optimizer, loader, roots
     return Seen({}, objects, lines, tensors_alive(*data), sums)
@@ -338,14 +338,14 @@ class Caches(nn.Module):
         return x
 
 
-def unguarded(patched):
+def remove_guards(patched):
     """What keeps a forward pass from leaving anything in the model is taken out."""
     patched.setattr("dpkfc.gradients.clipped_sum.own_pass", lambda model: nullcontext())
     patched.setattr("dpkfc.loss_check.check_on_public_rows", lambda *args, **kwargs: Verdict())
 
 
 def no_work(patched):
-    unguarded(patched)
+    remove_guards(patched)
 
 
 def filter_of_sums(patched):
@@ -353,7 +353,7 @@ def filter_of_sums(patched):
     release, apply = Session._release, PostprocessPipeline.apply
     first = []
 
-    def keeping(self, clipped):
+    def release_and_keep(self, clipped):
         if not first:
             first.append(1e-9 * sum(x.sum() for x in clipped.tensors.values()))
         return release(self, clipped)
@@ -363,7 +363,7 @@ def filter_of_sums(patched):
         self._states = [{key: x + first[0] for key, x in state.items()} for state in self._states]
         return found
 
-    patched.setattr(Session, "_release", keeping)
+    patched.setattr(Session, "_release", release_and_keep)
     patched.setattr(PostprocessPipeline, "apply", leaky)
 
 
@@ -416,15 +416,15 @@ def keep_gradients(patched):
 
     original = dpkfc.session.clipped_sum
 
-    def keeping(*args, **kwargs):
+    def release_and_keep(*args, **kwargs):
         sums, norms = original(*args, **kwargs)
         _museum.append(norms)
         return sums, norms
 
-    patched.setattr("dpkfc.session.clipped_sum", keeping)
+    patched.setattr("dpkfc.session.clipped_sum", release_and_keep)
 
 
-def warned(patched):
+def warn_of_norms(patched):
     def work(session, batch, records):
         warnings.warn(f"large gradients: {records[-1].median_norm:.12f}", stacklevel=1)
 
@@ -470,7 +470,7 @@ PLANTED = {
     ),
     "learning rate that follows norms": (TASKS["plain"], learning_rate_of_norms, "param_groups"),
     "log of a private figure": (TASKS["plain"], logged_loss, "log dpkfc.session: clipped"),
-    "warning with a private figure": (TASKS["plain"], warned, "log large gradients"),
+    "warning with a private figure": (TASKS["plain"], warn_of_norms, "log large gradients"),
     "private figure in a checkpoint": (
         TASKS["plain"],
         noted_in_the_checkpoint,

@@ -13,9 +13,9 @@ from tests.injected_bugs.subjects import canaries_of, select, subject_of
 
 ALPHA, RUNS = 1e-9, size(100, 1500)
 LEAKS = {
-    "a tenth of the noise": in_noise.scaled(lambda stddev, divisor: 0.1),
+    "a tenth of the noise": in_noise.scale_stddev(lambda stddev, divisor: 0.1),
     "shards draw noise from the same seed": in_noise.sharded,
-    **size({}, {"clip after noise": in_clip.after_noise}),
+    **size({}, {"clip after noise": in_clip.clip_after_noise}),
 }
 
 

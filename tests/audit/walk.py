@@ -21,7 +21,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-__all__ = ["differing", "files_of", "fingerprint", "process_state", "reached", "tensors_alive"]
+__all__ = [
+    "find_differences",
+    "files_of",
+    "fingerprint",
+    "process_state",
+    "collect_values",
+    "tensors_alive",
+]
 
 _PLAIN = (
     type(None),
@@ -67,7 +74,7 @@ def fingerprint(x):
     return f"{x.dtype} {tuple(x.shape)} {_digest(data)}"
 
 
-def reached(roots, skipped=()):
+def collect_values(roots, skipped=()):
     """Path to fingerprint of every value that can be reached from some objects: attributes, items,
     closures, frames.
 
@@ -98,11 +105,11 @@ def reached(roots, skipped=()):
             found[path] = fingerprint(value)
             if value.is_leaf and value.grad is not None:
                 stack.append((path + ".grad", value.grad))
-        stack += reversed(list(_inside(path, value)))
+        stack += reversed(list(_list_parts(path, value)))
     return found
 
 
-def _inside(path, value):
+def _list_parts(path, value):
     """What a value holds."""
     if isinstance(value, np.ndarray):
         yield (
@@ -132,7 +139,7 @@ def _inside(path, value):
     elif isinstance(value, functools.partial):
         yield path + ".partial", (value.func, value.args, value.keywords)
     elif isinstance(value, types.FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         yield path + ".closure", (*held, value.__defaults__, value.__kwdefaults__)
     elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
         yield path + ".locals", dict(value.gi_frame.f_locals)
@@ -149,7 +156,7 @@ def _inside(path, value):
                 yield f"{path}.{name}", item
 
 
-def _filled(cell):
+def _is_filled(cell):
     try:
         cell.cell_contents  # noqa: B018 - empty ones raise
     except ValueError:
@@ -241,6 +248,6 @@ def _json(path, value):
     return {path: repr(value)}
 
 
-def differing(one, other):
+def find_differences(one, other):
     """Paths whose values differ, or that exist on one side alone."""
     return {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}

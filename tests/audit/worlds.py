@@ -27,11 +27,11 @@ from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from tests.audit.walk import (
     Found,
-    differing,
+    collect_values,
     files_of,
+    find_differences,
     fingerprint,
     process_state,
-    reached,
     tensors_alive,
 )
 
@@ -74,11 +74,11 @@ def freeze(patched, victim=None):
     """
     sums = []
 
-    def watched(clipped, *rest):
+    def release_and_note(clipped, *rest):
         sums.append(tuple(fingerprint(x) for x in clipped.tensors.values()))
         return blind(clipped, *rest)
 
-    patched.setattr("dpkfc.release_pipeline.release", watched)
+    patched.setattr("dpkfc.release_pipeline.release", release_and_note)
     for module in ("privacy.rng", "rng_state"):
         patched.setattr(f"dpkfc.{module}.draw_key", fixed_keys())
     patched.setattr("dpkfc.memory.available_bytes", lambda: 1 << 22)
@@ -113,8 +113,8 @@ class Seen:
 
     def against(self, other):
         """What tells two worlds apart."""
-        found = {f"file {path}" for path in differing(self.files, other.files)}
-        found |= {f"object {path}" for path in differing(self.objects, other.objects)}
+        found = {f"file {path}" for path in find_differences(self.files, other.files)}
+        found |= {f"object {path}" for path in find_differences(self.objects, other.objects)}
         # of accounting
         found |= {
             f"log {line}"
@@ -192,7 +192,7 @@ def kfac(**settings):
     )
 
 
-def with_statistics():
+def build_with_statistics():
     model = net(nn.BatchNorm1d(8))
     model[1].eval()
     return model
@@ -278,7 +278,7 @@ TASKS = {
     "gep": Task(gep),
     "frozen statistics, dropout, kfac": Task(
         lambda: {"preconditioner": kfac(), "clipping": "per_layer"},
-        lambda: nn.Sequential(with_statistics(), nn.Dropout(0.0)),
+        lambda: nn.Sequential(build_with_statistics(), nn.Dropout(0.0)),
     ),
     "views, adam-bc": Task(
         lambda: {"augmentations": 2, "postprocess": AdamBC()},
@@ -331,7 +331,7 @@ def longer(data, i):
     data.texts[i] = torch.cat([data.texts[i], data.texts[i], torch.arange(1, 12)])
 
 
-def removed(data, i):
+def remove_record(data, i):
     """Nothing changes but that it is never drawn."""
 
 
@@ -340,7 +340,7 @@ NEIGHBOURS = {
     "broken": broken,
     "label": label,
     "sparse": sparse,
-    "removed": removed,
+    "removed": remove_record,
     "longer": longer,
 }
 
@@ -409,7 +409,7 @@ def live(
                 "records": records,
                 "batches": batches,
             }
-            objects = reached({**roots, "process": process_state()}, INPUTS)
+            objects = collect_values({**roots, "process": process_state()}, INPUTS)
             del model, optimizer, session, batches, roots
     objects = {path: value.replace(str(folder), "") for path, value in objects.items()}
     return Seen(files_of(folder), objects, lines, tensors_alive(*tensors_in(data)), sums)

@@ -40,7 +40,7 @@ def gep(probe=None, **settings):
     )
 
 
-def built(model, config, step=0):
+def build(model, config, step=0):
     return config.build(model, capture, step, rules_of(model))
 
 
@@ -80,7 +80,7 @@ def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(mode
         probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
     elif any(isinstance(m, nn.Conv2d) for m in model):
         probe = public(*CNN_SHAPE)
-    basis = built(model, gep(probe, groups=groups, labels="uniform", rank=7))
+    basis = build(model, gep(probe, groups=groups, labels="uniform", rank=7))
     matrix = dense(basis)
     torch.testing.assert_close(
         matrix.T @ matrix, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12
@@ -108,12 +108,12 @@ def test_it_is_the_power_iteration_on_public_gradients(iterations):
     expected = torch.randn(6, g.shape[1], generator=public_generator(0, 4, "subspace")).double().T
     for _ in range(iterations):
         expected = torch.linalg.qr(g.T @ (g @ expected))[0]
-    found = dense(built(model, config, step=4))
+    found = dense(build(model, config, step=4))
     torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=1e-7, atol=1e-8)
 
 
 def test_directions_are_shared_out_by_the_roots_of_the_sizes():
-    basis = built(mlp(12, 8, 4).double(), gep(groups=2))
+    basis = build(mlp(12, 8, 4).double(), gep(groups=2))
     ranks = [row["rank"] for row in basis.report]
     assert ranks == [4, 2]  # √104 : √36 of six
     assert [row["dim"] for row in basis.report] == [104, 36]
@@ -121,7 +121,7 @@ def test_directions_are_shared_out_by_the_roots_of_the_sizes():
 
 
 def test_float32_bases_say_how_far_from_orthonormal_they_are():
-    basis = built(mlp(), gep())
+    basis = build(mlp(), gep())
     matrix = dense(basis).double()
     error = torch.linalg.matrix_norm(matrix.T @ matrix - torch.eye(6), 2)
     assert 0 < float(error) <= basis.metric.defect < 1e-5
@@ -131,7 +131,7 @@ def test_layers_without_a_public_gradient_still_get_orthonormal_directions():
     model = mlp().double()
     with torch.no_grad():
         model[2].weight.zero_()  # nothing reaches the first layer
-    matrix = dense(built(model, gep(groups=2)))
+    matrix = dense(build(model, gep(groups=2)))
     torch.testing.assert_close(
         matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-12
     )
@@ -188,7 +188,7 @@ def test_wrong_settings_are_named(settings, message):
 
 def test_as_many_directions_as_parameters_are_refused_by_name():
     with pytest.raises(ValueError, match=r"layers '2' 8 directions of 8 parameters"):
-        built(
+        build(
             nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 2)),
             gep(rank=25, groups=2, labels="uniform"),
         )
@@ -197,7 +197,7 @@ def test_as_many_directions_as_parameters_are_refused_by_name():
 def test_public_gradients_that_overflow_are_refused():
     probe = PublicData(torch.full((30, 12), 1e30), provenance="far too large")
     with pytest.raises(ValueError, match="overflow when squared"):
-        built(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), gep(probe, labels="uniform"))
+        build(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), gep(probe, labels="uniform"))
 
 
 # -- description and state -------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_the_description_is_plain_and_tells_settings_apart():
 def test_its_state_restores_every_bit(residual_norm):
     model = Text().double()
     probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
-    basis = built(
+    basis = build(
         model,
         gep(probe, groups=2, labels="uniform", residual_norm=residual_norm, share=0.3),
         step=8,

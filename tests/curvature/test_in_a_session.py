@@ -18,7 +18,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import gaussian_release
 from dpkfc.session import Session
-from tests.gradients.whitened import clipped, example_rows, explicit, looped, matrix
+from tests.gradients.whitened import clip_in_library, example_rows, explicit, loop_gradients, matrix
 
 F64, N, B, STEPS, LR = torch.float64, 24, 6, 5, 0.01
 SHAPE = (2, 4, 5)
@@ -144,7 +144,7 @@ def session(p, net, kind, **options):
 # -- the loop, with every map as one explicit matrix -----------------------------------------------
 
 
-def whole(entry, d_out, d_in):
+def form_matrix(entry, d_out, d_in):
     """The map on the row-major vec of `[d_out, d_in]`."""
     if isinstance(entry, Kronecker):
         return torch.kron(
@@ -160,7 +160,7 @@ def whole(entry, d_out, d_in):
     return q @ torch.diag(entry.scale.flatten() - even) @ q.T + even * torch.eye(len(q), dtype=F64)
 
 
-def mapped(layers, metric, tensors):
+def map_gradients(layers, metric, tensors):
     """Every parameter's part of z = P g, by explicit matrices."""
     out = dict(tensors)
     for layer in layers:
@@ -174,7 +174,7 @@ def mapped(layers, metric, tensors):
         g = own["weight"].T if layer.rule == "embedding" else matrix(layer, own)
         groups = getattr(layer.module, "groups", 1)
         d_out, d_in = g.shape[0] // groups, g.shape[1]
-        z = (g.reshape(groups, -1) @ whole(entry, d_out, d_in).T).view(g.shape)
+        z = (g.reshape(groups, -1) @ form_matrix(entry, d_out, d_in).T).view(g.shape)
         if layer.rule == "embedding":
             out[layer.parameters["weight"]] = z.T
             continue
@@ -184,19 +184,19 @@ def mapped(layers, metric, tensors):
     return out
 
 
-def expected(net, p, metric, indices, kind, step):
+def compute_update(net, p, metric, indices, kind, step):
     """The update of a step by a loop over its examples."""
     layers = find_layers(net)
     total = {name: torch.zeros_like(q) for name, q in net.named_parameters()}
     batch = example_rows(data(kind), list(indices))
-    for grads in looped(net, batch, loss_fn):
-        z = mapped(layers, metric, grads)
+    for grads in loop_gradients(net, batch, loss_fn):
+        z = map_gradients(layers, metric, grads)
         norm = torch.sqrt(sum(x.square().sum() for x in z.values()))
         total = {
             name: t + min(1.0, p.max_grad_norm / max(float(norm), 1e-300)) * z[name]
             for name, t in total.items()
         }
-    order = clipped(net, layers, example_rows(data(kind), [0]), loss_fn, 1.0, metric)[1]
+    order = clip_in_library(net, layers, example_rows(data(kind), [0]), loss_fn, 1.0, metric)[1]
     noise = p.noise_stream()
     noisy = gaussian_release(
         {name: total[name] for name in order},
@@ -205,9 +205,11 @@ def expected(net, p, metric, indices, kind, step):
         lambda size, dtype: torch.from_numpy(noise.normal(size, step, "float64")),
     )
     if p.config.readout == "natural":
-        noisy = mapped(layers, metric, noisy)
+        noisy = map_gradients(layers, metric, noisy)
     elif p.config.readout == "inverse":
-        noisy = mapped(layers, {name: entry.inverse() for name, entry in metric.items()}, noisy)
+        noisy = map_gradients(
+            layers, {name: entry.inverse() for name, entry in metric.items()}, noisy
+        )
     return noisy
 
 
@@ -238,7 +240,7 @@ def test_every_release_equals_a_loop_over_examples(name, kind, monkeypatch):
             before = copy.deepcopy(net)
             s.step(batch, loss_fn)
             metric = s._pipeline.preconditioning.metric
-            update = expected(before, p, metric, batch.indices, kind, step)
+            update = compute_update(before, p, metric, batch.indices, kind, step)
             size = float(torch.sqrt(sum(u.square().sum() for u in update.values())))
             for (full, q), held in zip(net.named_parameters(), before.parameters(), strict=True):
                 moved, where = (held - q) / LR, f"{full}, step {step}"

@@ -95,7 +95,7 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name, sharing, chunk):
     found = kfac.factors(model, watched, 3, watched.rules)
     whole = kfac.factors(model, both, 3, both.rules)
     assert watched.seen == {True: LAST, False: SIZE - LAST} and both.seen == {True: SIZE, False: 0}
-    blocks = _last(model, kfac)
+    blocks = _collect_last(model, kfac)
     assert set(found) == set(whole) == set(blocks)
     for layer, factors in found.items():
         if factors.kind == "elementwise":
@@ -109,7 +109,7 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name, sharing, chunk):
         assert factors.sides["output"].mean == pytest.approx(float(rows.square().mean()))
 
 
-def _last(model, kfac):
+def _collect_last(model, kfac):
     """The contributions of the last examples of the probe of step 3."""
     held = []
     layers = find_layers(model)

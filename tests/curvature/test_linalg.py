@@ -84,10 +84,10 @@ def test_float64_takes_over_where_float32_fails(monkeypatch):
 
 
 def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
-    def never(matrix):
+    def fail(matrix):
         raise torch.linalg.LinAlgError("no")
 
-    monkeypatch.setattr(torch.linalg, "eigh", never)
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
     with pytest.raises(RuntimeError, match="no eigendecomposition"):
         eigh(torch.eye(2))
 

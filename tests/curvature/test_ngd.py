@@ -105,7 +105,7 @@ def power(matrix, floor, exponent):
     return (vectors * values.clamp(min=floor).pow(exponent)) @ vectors.T
 
 
-def on_probe(config, model, step=0):
+def run_on_probe(config, model, step=0):
     run = config.probe_spec(step)
     whole = ProbeSpec(
         **{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size}
@@ -120,7 +120,7 @@ def test_positions_count_in_a_and_not_in_g():
     model = cnn(groups=2).double()
     config = ngd(probe=PinkNoise(CNN_SHAPE))
     built = config.build(model, capture, 0, rules_of(model))
-    for name, block in on_probe(config, model).items():
+    for name, block in run_on_probe(config, model).items():
         a, b = block.a.flatten(0, 1), block.b.flatten(0, 1)
         exact = torch.kron(b.T @ b / len(b), a.T @ a / block.a.shape[0])
         fisher = dense_fisher(built.metric[name], built.spectra[name])
@@ -137,7 +137,7 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step):
     )
     built = config.build(model, capture, 0)
     metric, floor, c = config.metric_at(built, step), config.floor(step), 2.0
-    for name, block in on_probe(config, model).items():
+    for name, block in run_on_probe(config, model).items():
         fisher = dense_fisher(built.metric[name], built.spectra[name])
         half, whole = power(fisher, floor, -0.5), power(fisher, floor, -1.0)
         g = block.per_example().flatten(1)
@@ -180,7 +180,7 @@ def test_other_parameters_have_a_diagonal_under_the_same_floor():
     config = ngd(probe=ids, probe_size=None)
     built = config.build(model, capture, 0, rules_of(model))
     assert config.describe()["probe_size"] == 20
-    blocks, floor = on_probe(config, model), config.floor(0)
+    blocks, floor = run_on_probe(config, model), config.floor(0)
     table = blocks["embedding"].per_example().square().mean(0)
     assert_close(
         built.metric["embedding"].scale, table.clamp(min=floor).rsqrt().T, rtol=1e-10, atol=0
@@ -200,7 +200,7 @@ def test_sides_that_are_too_wide_keep_their_diagonal():
     built = config.build(model, capture, 0)
     entry = built.metric["0"]
     assert entry.input is None and entry.output is not None
-    block = on_probe(config, model)["0"]
+    block = run_on_probe(config, model)["0"]
     assert_close(built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0)
     assert any("diagonal" in row["note"] for row in built.report)
 

@@ -44,7 +44,7 @@ def head(block, rows):
     return Outer(block.a[wide], block.b[wide], block.groups, block.homogeneous)
 
 
-def accumulated(
+def accumulate(
     block,
     how,
     seed=0,
@@ -68,11 +68,11 @@ CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
 def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, sharing):
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
-    whole = accumulated(block, structure(sharing=sharing))
+    whole = accumulate(block, structure(sharing=sharing))
     for side in whole.sides.values():
         assert 0 < side.row_count <= CAP and side.total is None and "low rank" in side.note
     for cuts in ((1,), tuple(range(1, n))):
-        parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
+        parts = accumulate(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
             assert_close(
                 dense_matrix(factor),
@@ -110,7 +110,7 @@ def test_the_drawn_rows_in_a_loop(n, t, groups, masked):
         total_g += weight * torch.outer(block.b[pair, position], block.b[pair, position])
     assert sum(count > 0 for count in counts) == pairs
     assert all(count in (0, min(each, int(lengths[i // groups]))) for i, count in enumerate(counts))
-    sides = accumulated(block, structure(), mask=mask if masked else None).result().sides
+    sides = accumulate(block, structure(), mask=mask if masked else None).result().sides
     assert_close(dense_matrix(sides["input"]), total_a / (n * groups), rtol=1e-10, atol=1e-12)
     assert_close(
         dense_matrix(sides["output"]),
@@ -122,7 +122,7 @@ def test_the_drawn_rows_in_a_loop(n, t, groups, masked):
         ("input", total_a / (n * groups)),
         ("output", total_g / (int(lengths.sum()) * groups)),
     ):
-        cut = accumulated(block, structure(), mask=mask if masked else None).sides[side].result(2)
+        cut = accumulate(block, structure(), mask=mask if masked else None).sides[side].result(2)
         assert cut.trace == pytest.approx(float(matrix.trace()), rel=1e-9)  # whatever is left out
 
 

@@ -48,7 +48,7 @@ def _kfac(**fields):
     return KFAC(probe=probe, **given)
 
 
-def _built(**fields):
+def _build_metric(**fields):
     torch.manual_seed(1)
     return _kfac(**fields).build(Branches().double(), capture, 0).metric
 
@@ -72,7 +72,7 @@ def _matrix(side):
 
 
 def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says():
-    metric = _built(ranks={"first.A": 5})
+    metric = _build_metric(ranks={"first.A": 5})
     assert isinstance(metric["first"].input, LowRank) and metric["first"].input.vectors.shape == (
         WIDTH + 1,
         5,
@@ -111,7 +111,7 @@ def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, ke
 
 
 def test_output_sides_have_ranks_of_their_own():
-    metric = _built(sides="both", ranks={"first.G": 2})
+    metric = _build_metric(sides="both", ranks={"first.G": 2})
     assert (
         isinstance(metric["first"].output, LowRank) and metric["first"].output.vectors.shape[1] == 2
     )
@@ -120,7 +120,7 @@ def test_output_sides_have_ranks_of_their_own():
 
 def test_a_side_that_is_not_there_is_named_before_any_release():
     with pytest.raises(ValueError, match=r"sides that the model does not have: third\.A"):
-        _built(ranks={"third.A": 3})
+        _build_metric(ranks={"third.A": 3})
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def _run(probe, size=7, chunk=3, likelihood="categorical", loss=None):
     )
 
 
-def _seen(model, run):
+def _record_inputs(model, run):
     """The inputs that the first layer has read, in the order of the probe."""
     seen = []
 
-    def listening(model, loss):
+    def capture_inputs(model, loss):
         handle = model[0].register_forward_pre_hook(
             lambda module, args: seen.append(args[0].detach().clone())
         )
@@ -67,7 +67,7 @@ def _seen(model, run):
             handle.remove()
 
     with preserve_model(model):
-        pieces = [piece.rows for piece in run_probe(model, listening, run)]
+        pieces = [piece.rows for piece in run_probe(model, capture_inputs, run)]
     order = sorted(range(len(pieces)), key=lambda i: pieces[i].start)
     return torch.cat([seen[i] for i in order])
 
@@ -79,7 +79,7 @@ def test_every_second_example_moves_as_in_a_loop():
     model, inner, steps, size = _model(), PinkNoise(SHAPE), 3, 0.3
     # labels drawn from the model would be others than uniform ones
     model[-1].bias.data += torch.tensor([3.0, 0.0, 0.0, 0.0])
-    found = _seen(model, _run(Refined(inner, steps, size, smoothing=1)))
+    found = _record_inputs(model, _run(Refined(inner, steps, size, smoothing=1)))
     drawn = inner.sample(7, public_generator(1, 4))[0].double()
     uniform = torch.rand(7, generator=public_generator(1, 4, "refine"), dtype=torch.float64)
     model.eval()
@@ -103,7 +103,7 @@ def test_every_second_example_moves_as_in_a_loop():
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])
 def test_the_chunk_changes_nothing(chunk):
     run = _run(Refined(DeadLeaves(SHAPE), 2))
-    assert_close(_seen(_model(), replace(run, chunk=chunk)), _seen(_model(), run))
+    assert_close(_record_inputs(_model(), replace(run, chunk=chunk)), _record_inputs(_model(), run))
 
 
 def test_examples_without_a_gradient_or_without_contrast_stay():
@@ -132,9 +132,9 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     monkeypatch.setattr(
         ProbeRandomness, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1]
     )
-    _seen(_model(), _run(inner, chunk=7))
+    _record_inputs(_model(), _run(inner, chunk=7))
     plain = seen[-1]
-    _seen(_model(), _run(Refined(inner, 2), chunk=7))
+    _record_inputs(_model(), _run(Refined(inner, 2), chunk=7))
     assert torch.equal(seen[-1], plain) and not torch.equal(seen[-2], plain)
 
 
@@ -184,10 +184,12 @@ def test_settings_that_cannot_be_are_named(settings, what):
 def test_inputs_and_losses_that_have_no_classes_to_move_to_are_refused():
     model = _model()
     with pytest.raises(ValueError, match="has none; give its probe itself"):
-        _seen(model, _run(Refined(PinkNoise(SHAPE)), likelihood="gaussian"))
+        _record_inputs(model, _run(Refined(PinkNoise(SHAPE)), likelihood="gaussian"))
     with pytest.raises(ValueError, match="a loss of your own has none"):
-        _seen(model, _run(Refined(PinkNoise(SHAPE)), loss=lambda output, generator: output.sum(1)))
+        _record_inputs(
+            model, _run(Refined(PinkNoise(SHAPE)), loss=lambda output, generator: output.sum(1))
+        )
     with pytest.raises(ValueError, match="TokenNoise gives others, such as token ids"):
-        _seen(model, _run(Refined(TokenNoise(vocab_size=11, length=4, min_length=4))))
+        _record_inputs(model, _run(Refined(TokenNoise(vocab_size=11, length=4, min_length=4))))
     with pytest.raises(ValueError, match="cannot be called on what the probe Refined gives it"):
-        _seen(model, _run(Refined(PinkNoise((3, 6, 5)))))
+        _record_inputs(model, _run(Refined(PinkNoise((3, 6, 5)))))

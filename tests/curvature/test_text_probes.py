@@ -51,13 +51,13 @@ class Tagger(nn.Module):
         return {"logits": self.head(x[:, 0] if self.pooled else x)}
 
 
-def _captured(layers, model, loss):
+def _capture(layers, model, loss):
     return capture(model, layers, loss)
 
 
 def _build(model, kfac, factors=False):
     layers = find_layers(model)
-    capture = partial(_captured, layers)
+    capture = partial(_capture, layers)
     rules = {layer.name: layer.rule for layer in layers}
     return (
         kfac.factors(model, capture, 0, rules) if factors else kfac.build(model, capture, 0, rules)
@@ -219,7 +219,7 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     layers = find_layers(model)
 
     def capture(m, loss):
-        return {**_captured(layers, m, loss), "value": odd}
+        return {**_capture(layers, m, loss), "value": odd}
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text

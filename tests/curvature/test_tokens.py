@@ -12,7 +12,7 @@ def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def _text(**fields):
+def _make_noise(**fields):
     return TokenNoise(
         **{"vocab_size": 30, "length": 9, "cls_id": 1, "sep_id": 2, "pad_id": 0, **fields}
     )
@@ -30,7 +30,7 @@ def test_every_token_is_in_its_place(length, least, cls, sep, segments):
     zero after it.
     """
     segments = segments if sep is not None else min(segments, 1)
-    probe = _text(
+    probe = _make_noise(
         length=length, min_length=min(least, length), cls_id=cls, sep_id=sep, segments=segments
     )
     inputs, labels = probe.sample(40, _stream(length))
@@ -95,13 +95,13 @@ def test_tokens_follow_the_law_that_was_asked_for():
 
 
 def test_bare_ids_are_a_tensor_and_know_their_padding():
-    probe = _text(bare=True)
+    probe = _make_noise(bare=True)
     ids, _ = probe.sample(5, _stream())
     assert isinstance(ids, torch.Tensor) and torch.equal(
-        ids, _text().sample(5, _stream())[0]["input_ids"]
+        ids, _make_noise().sample(5, _stream())[0]["input_ids"]
     )
     # padding with the id of a special token says nothing
-    assert probe.padding_id == 0 and _text(pad_id=1).padding_id is None
+    assert probe.padding_id == 0 and _make_noise(pad_id=1).padding_id is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_bare_ids_are_a_tensor_and_know_their_padding():
 )
 def test_bad_values_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
-        _text(**fields)
+        _make_noise(**fields)
 
 
 class _Tokenizer:

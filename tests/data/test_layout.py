@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpkfc.data.loading import layout
 
 
-def counted(parts):
+def count_records(parts):
     """What each record counts over all micro-batches, padding included."""
     total = {}
     for part in parts:
@@ -31,7 +31,7 @@ def counted(parts):
 def test_single_records(records, bound, pad):
     multiple = None if not pad else bound or 4
     parts = layout(records, bound, multiple)
-    assert counted(parts) == dict.fromkeys(records, 1.0)
+    assert count_records(parts) == dict.fromkeys(records, 1.0)
     assert [i for part in parts for i in part.records[: part.units].tolist()] == records
     for part in parts:
         assert part.group == 1
@@ -63,7 +63,7 @@ def test_units(sizes, bound, reduction, multiple):
         for u, size in enumerate(sizes)
         for j in range(size)
     }
-    assert counted(parts) == pytest.approx(expected)
+    assert count_records(parts) == pytest.approx(expected)
     seen = []
     for part in parts:
         assert bound is None or len(part.records) <= bound

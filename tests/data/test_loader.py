@@ -123,7 +123,7 @@ class Encoding(UserDict):
     """
 
 
-def encoded(rows):
+def encode(rows):
     return Encoding(
         ids=torch.stack([x for x, _ in rows]),
         more=(Encoding(labels=torch.tensor([y for _, y in rows])), "text"),
@@ -133,8 +133,8 @@ def encoded(rows):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_mappings_of_another_kind_become_dicts(workers):
     rows = [(torch.full((2,), i), i) for i in range(4)]
-    with cut_batches(rows, 2, collate_fn=encoded, num_workers=workers) as batches:
-        for batch in [*batches([0, 1, 2, 3]), MicroBatches(rows, encoded).batch(np.arange(2))]:
+    with cut_batches(rows, 2, collate_fn=encode, num_workers=workers) as batches:
+        for batch in [*batches([0, 1, 2, 3]), MicroBatches(rows, encode).batch(np.arange(2))]:
             assert (
                 isinstance(batch, dict)
                 and isinstance(batch["more"][0], dict)
@@ -152,7 +152,7 @@ def test_mappings_of_another_kind_become_dicts(workers):
 
 
 def test_batches_that_torch_knows_stay_as_they_are():
-    def ordered(rows):
+    def collate_ordered(rows):
         return OrderedDict(x=torch.tensor(rows))
 
-    assert type(MicroBatches([1.0, 2.0], ordered).batch(np.arange(2))) is OrderedDict
+    assert type(MicroBatches([1.0, 2.0], collate_ordered).batch(np.arange(2))) is OrderedDict

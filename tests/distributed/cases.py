@@ -99,7 +99,7 @@ def ngd(probe):
     return NGD(probe=probe, lambda_safe=0.1, steps=4, every=2, probe_size=24)
 
 
-def shifted(batch):
+def shift(batch):
     """An augmentation that does not depend on the rows beside a row."""
     return batch[0] + 0.1 * batch[0].sin(), batch[1]
 
@@ -157,7 +157,7 @@ CASES = {
     "micro-batches": Case({"max_physical_batch_size": 2}),
     "micro-batches found by trying": Case({"max_physical_batch_size": "auto"}),
     "padded micro-batches": Case({"max_physical_batch_size": 4, "pad_to_multiple": 4}),
-    "augmentations": Case({"augmentations": 3}, options={"augment": shifted}),
+    "augmentations": Case({"augmentations": 3}, options={"augment": shift}),
     "units": Case(
         {"unit": "patient", "max_records_per_unit": 2},
         options={"units": UNITS},

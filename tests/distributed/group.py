@@ -41,7 +41,7 @@ def run(work, processes, *args, folder=None):
     """
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary) if folder is None else folder
-        started = [forked.started(_main, work, rank, str(place), args) for rank in range(processes)]
+        started = [forked.start(_main, work, rank, str(place), args) for rank in range(processes)]
         for process in started:
             process.join(1200)
             process.kill()

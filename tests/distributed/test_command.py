@@ -56,12 +56,12 @@ def command(rank, folder, port, world, arguments, interrupted):
     if rank == interrupted:
         row = training_loop._row
 
-        def interrupting(record, epsilon):
+        def interrupt(record, epsilon):
             if record.release == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             return row(record, epsilon)
 
-        training_loop._row = interrupting
+        training_loop._row = interrupt
     result = call(*arguments)
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
@@ -78,7 +78,7 @@ def alone(tmp_path_factory):
     return load_file(folder / "model.safetensors")
 
 
-def _same(folder, alone):
+def _assert_close(folder, alone):
     found = load_file(folder / "model.safetensors")
     assert found.keys() == alone.keys()
     for name in alone:
@@ -91,7 +91,7 @@ def test_two_processes_make_the_run_of_one(tmp_path, alone):
     assert (first["code"], second["code"]) == (0, 0), (first, second)
     assert "run folder: run" in first["out"] and "accuracy" in first["out"]
     assert "run folder" not in second["out"] and "accuracy" not in second["out"]
-    _same(tmp_path / "run", alone)
+    _assert_close(tmp_path / "run", alone)
     assert {"privacy_card.md", "metrics.parquet", "figures.json"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
@@ -150,7 +150,7 @@ def test_other_commands_run_on_one_process(monkeypatch):
     assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
 
 
-def _elsewhere(rank, folder, port, arguments, swapped):
+def _run_on_two_hosts(rank, folder, port, arguments, swapped):
     """Two hosts without a common disk; once started again, the other one may be the first."""
     processes._PATIENCE = 0.0
     place = folder / f"host-{rank}"
@@ -162,11 +162,21 @@ def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent
     tmp_path,
 ):
     for one in run(
-        _elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path
+        _run_on_two_hosts,
+        2,
+        free_port(),
+        ["train", *SETTINGS, "--out", "run"],
+        False,
+        folder=tmp_path,
     ):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
     for one in run(
-        _elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path
+        _run_on_two_hosts,
+        2,
+        free_port(),
+        ["train", *SETTINGS, "--out", "run"],
+        True,
+        folder=tmp_path,
     ):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
     assert not list(tmp_path.rglob("ledger.jsonl"))

@@ -22,7 +22,7 @@ from tests.test_session import N, loss_fn, net, session, weights
 NOWHERE = "-1:0:nowhere"
 
 
-def _dying(rank, folder):
+def _die_in_second_step(rank, folder):
     """Of three processes the last dies in the second step, before it has added its part."""
     start(rank, 3, folder / "store")
 
@@ -56,7 +56,7 @@ def _clean(model):
 
 
 def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path):
-    *living, dead = run(_dying, 3, folder=tmp_path)
+    *living, dead = run(_die_in_second_step, 3, folder=tmp_path)
     assert dead is None
     for found in living:
         assert "another process of the group died" in found["error"]
@@ -65,7 +65,7 @@ def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path):
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 1
 
 
-def _seen_by_one(rank, folder):
+def _fail_on_one(rank, folder):
     """What both processes say of a hook on the first one's gradients, and of a release there that
     fails after its charge.
     """
@@ -97,13 +97,13 @@ def _seen_by_one(rank, folder):
 
 def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_path):
     steps = Case().plan().steps
-    for hook, before, failed, behind, last in run(_seen_by_one, 2, folder=tmp_path):
+    for hook, before, failed, behind, last in run(_fail_on_one, 2, folder=tmp_path):
         assert "parameter '0.weight' has a hook on its gradient" in hook
         assert ("no room for noise" in failed, before, behind, last) == (True, 0, 1, steps)
     assert len(verify(tmp_path / "failed.jsonl").releases) == steps
 
 
-def _too_large_for_one(rank, folder):
+def _overfill_one(rank, folder):
     """What both processes do where a step does not fit on the second one: with "auto", with a
     number, with the whole batch.
     """
@@ -136,7 +136,7 @@ def test_a_step_that_does_not_fit_on_one_process(tmp_path):
     with session(plan, whole) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
-    (roomy, *refused), (small, *others) = run(_too_large_for_one, 2, folder=tmp_path)
+    (roomy, *refused), (small, *others) = run(_overfill_one, 2, folder=tmp_path)
     assert roomy[:2] == small[:2] and roomy[1] == 3
     assert roomy[2] > 3 >= small[2] and roomy[3] == 0 < small[3]
     torch.testing.assert_close(
@@ -180,7 +180,7 @@ def straight(tmp_path_factory):
     return _weights(folder)[0]
 
 
-def _restarted(rank, folder, fault):
+def _run_torchrun(rank, folder, fault):
     """torchrun behind its command line (which test_document.py calls), with workers that need not
     import torch again.
     """
@@ -205,7 +205,7 @@ def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path, straight):
     """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had
     happened, dropout included.
     """
-    assert run(_restarted, 1, "1:2:loss", folder=tmp_path) == [True]
+    assert run(_run_torchrun, 1, "1:2:loss", folder=tmp_path) == [True]
     assert (tmp_path / "died").exists()
     assert all(torch.equal(found, straight) for found in _weights(tmp_path))
     assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [

@@ -73,18 +73,18 @@ def _checkpoints(rank, folder):
     return found
 
 
-def _mixed(model, batch):
+def _mix_losses(model, batch):
     losses = loss_fn(model, batch)
     return losses + losses.mean()
 
 
-def _used_elsewhere(model, batch):
+def _use_embedding_twice(model, batch):
     return nn.functional.cross_entropy(
         model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none"
     )
 
 
-def _mixed_at_random(model, batch):
+def _mix_at_random(model, batch):
     part, partner = torch.rand(()), torch.randperm(len(batch[0]))
     return loss_fn(model, (part * batch[0] + (1 - part) * batch[0][partner], batch[1]))
 
@@ -92,13 +92,13 @@ def _mixed_at_random(model, batch):
 FAULTS = {
     "mixed at random": (
         RUNS["SGD with momentum"],
-        _mixed_at_random,
+        _mix_at_random,
         "aten.index.Tensor mixes examples",
     ),
-    "mixed": (RUNS["SGD with momentum"], _mixed, "aten.add.Tensor mixes examples"),
+    "mixed": (RUNS["SGD with momentum"], _mix_losses, "aten.add.Tensor mixes examples"),
     "used elsewhere": (
         RUNS["tied"],
-        _used_elsewhere,
+        _use_embedding_twice,
         "a parameter is used by its layer and outside of it; a model divided",
     ),
 }
@@ -132,7 +132,7 @@ def _masked_loss(model, batch):
     return loss_fn(model, batch[:2]) * batch[2]
 
 
-def _at_random(rank):
+def _draw_as_it_reads(rank):
     """Steps that are done, where every process draws other numbers as it reads."""
     found = []
     for seed in range(4):
@@ -144,7 +144,7 @@ def _at_random(rank):
     return found
 
 
-def _not_finite(rank):
+def _read_nan(rank):
     """What is said of a NaN in rows that the second process holds."""
     with RUNS["SGD with momentum"].open(divided=True) as s:
         if rank == 1:
@@ -182,7 +182,7 @@ def _unequal_passes(rank):
     return "taken"
 
 
-def _alone(rank, folder):
+def _fail_on_one(rank, folder):
     """What the processes are told when one of them fails in the middle of a pass, and ends."""
 
     def loss(model, batch):
@@ -206,31 +206,31 @@ def _outer(model, **options):
     return fully_shard(model, **options)
 
 
-def _in_two_dimensions():
+def _shard_in_two_dimensions():
     from torch.distributed.device_mesh import init_device_mesh
 
     return _outer(net(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("outer", "inner")))
 
 
-def _on_one_of_two():
+def _shard_over_one():
     from torch.distributed.device_mesh import DeviceMesh
 
     return _outer(net(), mesh=DeviceMesh("cpu", [dist.get_rank()]))
 
 
-def _by_columns():
+def _shard_by_columns():
     from torch.distributed.tensor import Shard
 
     return _outer(net(), shard_placement_fn=lambda p: Shard(p.dim() - 1))
 
 
-def _in_bfloat16():
+def _shard_in_bfloat16():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     return _outer(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 
 
-def _by_hand():
+def _shard_by_hand():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -258,7 +258,7 @@ class _Asked(nn.Module):
         return self.ask(self.query.expand(len(x), 6)) * x[:, :3]
 
 
-def _tied_across():
+def _tie_across_shards():
     model = transformer(tied=True)
     _outer(model.words), _outer(model.head)
     return _outer(model)
@@ -266,24 +266,27 @@ def _tied_across():
 
 REFUSED = {
     "two dimensions": (
-        Run(model=_in_two_dimensions),
+        Run(model=_shard_in_two_dimensions),
         r"parameter '0.weight' is divided over a mesh of shape \(2, 1\)",
     ),
     "a part of the group": (
-        Run(model=_on_one_of_two),
+        Run(model=_shard_over_one),
         r"parameter '0.weight' is divided over a mesh of shape \(1,\)",
     ),
-    "columns": (Run(model=_by_columns), r"parameter '0.weight' is divided as \(Shard\(dim=1\),\)"),
+    "columns": (
+        Run(model=_shard_by_columns),
+        r"parameter '0.weight' is divided as \(Shard\(dim=1\),\)",
+    ),
     "mixed precision": (
-        Run(model=_in_bfloat16),
+        Run(model=_shard_in_bfloat16),
         r"parameter '0.weight' is computed with in torch.bfloat16",
     ),
     "by hand": (
-        Run(model=_by_hand),
+        Run(model=_shard_by_hand),
         "parameter '0.weight' is a DTensor that no fully_shard gathers",
     ),
     "without a rule": (Run(model=_module_without_a_rule), r"the module '3' \(FSDPScale\)"),
-    "tied across": (Run(model=_tied_across, dataset=ids), "shared|tied"),
+    "tied across": (Run(model=_tie_across_shards, dataset=ids), "shared|tied"),
     "a parameter as input": (
         Run(model=lambda: _outer(_Asked().double())),
         "layer 'ask' is called with a parameter",
@@ -318,17 +321,17 @@ def _worker(rank, folder):
         "runs": {name: case.train(divided=True) for name, case in RUNS.items()},
         "checkpoints": _checkpoints(rank, folder),
         "held": _count_local_entries(),
-        "at random": _at_random(rank),
-        "not finite": _not_finite(rank),
+        "at random": _draw_as_it_reads(rank),
+        "not finite": _read_nan(rank),
         "unequal passes": _unequal_passes(rank),
         "other probe": {name: _other_probe(of) for name, of in PROBES.items()},
         "faults": {name: _fault(case, loss) for name, (case, loss, _) in FAULTS.items()},
         "refused": {name: _refusal(case, folder, name) for name, (case, _) in REFUSED.items()},
     }
-    return found | {"alone": _alone(rank, folder)}  # and then this process ends
+    return found | {"alone": _fail_on_one(rank, folder)}  # and then this process ends
 
 
-def _several(rank, folder):
+def _run_several(rank, folder):
     """The runs over more than two processes."""
     found = {}
     for world, names in MORE.items():
@@ -361,7 +364,7 @@ def several():
     """What three and four processes have found."""
     for case in RUNS.values():
         case.plan().check_accounting()
-    return run(_several, max(MORE))
+    return run(_run_several, max(MORE))
 
 
 def _close(found, expected):

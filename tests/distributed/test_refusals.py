@@ -28,14 +28,14 @@ class Drifting(FeatureNoise):
         return x + DistributedContext.current().rank, None
 
 
-def _moved(rank):
+def _move_weights(rank):
     model = net()
     with torch.no_grad():
         model[2].bias += 1e-15 * rank
     return model
 
 
-def _other_records(rank):
+def _roll_records(rank):
     x, y = data()
     return x.roll(rank, 0), y
 
@@ -83,11 +83,11 @@ def _session(
     return Session(Case(settings).plan(), model, optimizer, data() if dataset is None else dataset)
 
 
-def _wrapped(rank):
+def _wrap_model(rank):
     _session(rank, model=nn.parallel.DistributedDataParallel(net()))
 
 
-def _drifted(rank):
+def _drift(rank):
     """A learning rate of its own on one process is seen before a checkpoint is written."""
     with _session(rank) as s:
         for group in s.optimizer.param_groups:
@@ -125,7 +125,7 @@ class _NanBehind(FeatureNoise):
         return x, None
 
 
-def _out_of_step(rank):
+def _lose_step(rank):
     with _session(rank) as s:
         if rank == 0:
             s.batches()
@@ -157,7 +157,7 @@ REFUSED = {
         "rank 1 has another plan .*same probe",
     ),
     "values": (
-        lambda rank: _session(rank, model=_moved(rank)),
+        lambda rank: _session(rank, model=_move_weights(rank)),
         r"another parameter '2.bias' than rank 0; .*torch.manual_seed",
     ),
     "shapes": (
@@ -184,12 +184,12 @@ REFUSED = {
     ),
     "augmented files": (lambda rank: _files(rank, False), "nothing was refused"),
     "records": (
-        lambda rank: _session(rank, dataset=_other_records(rank)),
+        lambda rank: _session(rank, dataset=_roll_records(rank)),
         r"another some records than rank 0; ",
     ),
     "optimizer": (lambda rank: _session(rank, lr=0.1 + rank), "another optimizer than rank 0"),
-    "wrapped": (_wrapped, r"the model is wrapped in DistributedDataParallel.*model\.module"),
-    "drifted": (_drifted, "another parameter '0.weight' after steps than rank 0; .*learning rate"),
+    "wrapped": (_wrap_model, r"the model is wrapped in DistributedDataParallel.*model\.module"),
+    "drifted": (_drift, "another parameter '0.weight' after steps than rank 0; .*learning rate"),
     "probe": (
         lambda rank: _step(_session(rank, preconditioner=kfac(probe=Drifting(6)))),
         "the probe returns other inputs on rank 1 than on rank 0",
@@ -197,7 +197,7 @@ REFUSED = {
     "failure": (_fails_on_one, "boom"),
     "probe that fails on one": (_bad_probe_on_one, "NaN or infinity"),
     "ledger": (_ledger_that_cannot_be_written, "cannot be written"),
-    "out of step": (_out_of_step, "rank 0 .*at 'save'"),
+    "out of step": (_lose_step, "rank 0 .*at 'save'"),
 }
 
 

@@ -90,11 +90,11 @@ def test_the_mean_over_views_is_clipped_once(case):
     for _, (views, labels) in seen:
         made.append((views.clone(), labels.clone()))
 
-    def replayed(batch):
+    def replay(batch):
         """The same views again, each row computed from its own."""
         return batch[0] * 0 + (views := made.pop(0))[0], batch[1] * 0 + views[1]
 
-    total, norms = sum_examples(model, (x, y), c, parts=parts, augment=replayed)
+    total, norms = sum_examples(model, (x, y), c, parts=parts, augment=replay)
     assert_close(
         norms.sort().values, torch.tensor(sorted(map(norm, means))).to(norms), rtol=1e-6, atol=1e-9
     )
@@ -108,7 +108,7 @@ def test_the_mean_over_views_is_clipped_once(case):
 def test_micro_batches_count_views_and_change_nothing(bound):
     made = Heard()
 
-    def counted(batch):
+    def count_and_number(batch):
         made.append(len(batch[0]))
         return numbered(batch)
 
@@ -118,7 +118,7 @@ def test_micro_batches_count_views_and_change_nothing(bound):
         with session(
             plan(1.0, augmentations=K, max_physical_batch_size=most),
             model,
-            augment=counted,
+            augment=count_and_number,
             verify=False,
         ) as s:
             train(s)
@@ -165,7 +165,7 @@ def test_a_patient_with_several_records_and_views_has_one_clip(bound):
         )
 
 
-def released(x, y, **settings):
+def release_sum(x, y, **settings):
     """The clipped sum of one step over all of these examples."""
     p = PrivacyConfig(
         expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings
@@ -183,7 +183,7 @@ def released(x, y, **settings):
 def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views):
     x, y = data(6)
     x[0] *= 40
-    moved = released(x, y, augmentations=views) - released(x[1:], y[1:], augmentations=views)
+    moved = release_sum(x, y, augmentations=views) - release_sum(x[1:], y[1:], augmentations=views)
     assert 0.5 * 0.7 < float(moved.norm()) <= 0.7 * (1 + 1e-9)
 
 
@@ -248,13 +248,13 @@ def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time():
     """
     sizes = Heard()
 
-    def swapped(batch):
+    def swap(batch):
         sizes.append(len(batch[0]))
         return torch.from_numpy(OWN.permuted(batch[0].numpy(), axis=1)), batch[1]
 
     ids = torch.randint(0, 50, (N, 8))
     model = nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(24, 3)).double()
-    with session(plan(1.0), model, dataset=(ids, data()[1]), augment=swapped) as s:
+    with session(plan(1.0), model, dataset=(ids, data()[1]), augment=swap) as s:
         batches = s.batches()
         s.step(next(batches), loss_fn)
         sizes.clear()
@@ -265,10 +265,10 @@ def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time():
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_another_number_of_rows_is_refused(verify):
-    def doubled(batch):
+    def double(batch):
         return torch.cat([batch[0], batch[0]]), torch.cat([batch[1], batch[1]])
 
-    with session(plan(1.0), net(), augment=doubled, verify=verify) as s:
+    with session(plan(1.0), net(), augment=double, verify=verify) as s:
         with pytest.raises(ValueError, match=r"augment made \d+ rows of \d+.*augmentations=K"):
             train(s)
         assert s.ledger.count == 0

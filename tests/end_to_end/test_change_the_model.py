@@ -27,23 +27,23 @@ def adapted(model):
     model[0] = LowRank(model[0]).double()
 
 
-def another_head(model):
+def replace_head(model):
     model.append(nn.Linear(3, 3).double())
 
 
-def unfrozen(model):
+def unfreeze(model):
     model[0].requires_grad_(True)
 
 
-def frozen(model):
+def freeze(model):
     model[2].requires_grad_(False)
 
 
-def removed(model):
+def remove(model):
     model[2] = nn.Identity()
 
 
-def replaced(model):
+def replace(model):
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
 
 
@@ -56,18 +56,18 @@ def cast(model):
     ("change", "message"),
     [
         (adapted, r"'0\.(a|base)\.weight'"),
-        (another_head, "'3.weight' is trainable but in no covered layer"),
-        (unfrozen, "'0.weight' is trainable but in no covered layer"),
-        (frozen, "'2.weight' was frozen or taken out"),
-        (removed, "'2.weight' was frozen or taken out"),
-        (replaced, "'2.weight'"),
+        (replace_head, "'3.weight' is trainable but in no covered layer"),
+        (unfreeze, "'0.weight' is trainable but in no covered layer"),
+        (freeze, "'2.weight' was frozen or taken out"),
+        (remove, "'2.weight' was frozen or taken out"),
+        (replace, "'2.weight'"),
         (cast, "'2.weight'"),
     ],
 )
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_changed_model_is_refused_by_name_before_a_release(change, message, after):
     model = net()
-    if change is unfrozen:
+    if change is unfreeze:
         model[0].requires_grad_(False)
     with open_session(model, data(), steps=4) as s:
         if after:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from tests.gradients.loop import loss_fn, taped
-from tests.integrations.opacus_cases import private, scaled, weights
+from tests.gradients.loop import loss_fn, record_gradients
+from tests.integrations.opacus_cases import make_scaled, private, weights
 from tests.models import randn
 from tests.sessions import assert_refused, open_session, train
 
@@ -67,7 +67,7 @@ def test_dropout_inside_a_checkpoint_draws_the_same_numbers():
         torch.manual_seed(0)
         model, batch = Deep(Called, reentrant, dropout=0.5).double(), (randn(N, 5, 3),)
         torch.manual_seed(1)
-        found.append(taped(model, loss_fn, batch, N))
+        found.append(record_gradients(model, loss_fn, batch, N))
     for one, other in zip(*found, strict=True):
         for name, gradient in one.items():
             assert_close(other[name], gradient, rtol=1e-10, atol=1e-12, msg=name)
@@ -79,7 +79,7 @@ def test_reentrant_checkpoints_are_refused_with_the_fix(first):
     with pytest.raises(
         ValueError, match=r"layer 'blocks.0.up'.*use_reentrant=False.*gradient_checkpointing_kwargs"
     ):
-        taped(model, loss_fn, (randn(N, 5, 3),), N)
+        record_gradients(model, loss_fn, (randn(N, 5, 3),), N)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(p.requires_grad for p in model.blocks[0].up.parameters())
 
@@ -119,7 +119,7 @@ class Unfollowed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = scaled()
+        self.body = make_scaled()
 
     def forward(self, x):
         largest = torch.from_numpy(x.detach().numpy().max(1, keepdims=True))
@@ -128,12 +128,12 @@ class Unfollowed(nn.Module):
 
 def weight_normed():
     """Return a model whose public rows pass through torch.func, which no hooks may see."""
-    model = scaled()
+    model = make_scaled()
     torch.nn.utils.parametrizations.weight_norm(model.first)
     return model
 
 
-@pytest.mark.parametrize("make", [scaled, Unfollowed, weight_normed])
+@pytest.mark.parametrize("make", [make_scaled, Unfollowed, weight_normed])
 def test_a_script_may_checkpoint_its_whole_model(make):
     found = []
     for is_checkpointed in (False, True):

@@ -205,7 +205,7 @@ def test_a_compiled_loss_function(backend, options):
     )
 
 
-def through_a_function(backend, part):
+def call_in_loss(backend, part):
     """A loss in which one module is called by a compiled function."""
     call = torch.compile(lambda module, x: module(x), backend=backend, dynamic=False)
 
@@ -224,14 +224,14 @@ def through_a_function(backend, part):
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("part", ["head", "block"])
 def test_a_graph_from_before_the_session_does_not_run(backend, part, verify):
-    loss = through_a_function(backend, part)
+    loss = call_in_loss(backend, part)
 
-    def owning(model):
+    def add_owner(model):
         if part == "block":
             model.block = Owning().double()
 
-    def used(model):
-        owning(model)
+    def use_model(model):
+        add_owner(model)
         with torch._dynamo.config.patch(recompile_limit=64), torch.compiler.set_stance("default"):
             for training in (False, True):
                 model.train(training)
@@ -241,7 +241,8 @@ def test_a_graph_from_before_the_session_does_not_run(backend, part, verify):
         assert backend.graphs
 
     found, expected = (
-        run(change, loss, verify=verify, steps=2, pad_to_multiple=8) for change in (used, owning)
+        run(change, loss, verify=verify, steps=2, pad_to_multiple=8)
+        for change in (use_model, add_owner)
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 

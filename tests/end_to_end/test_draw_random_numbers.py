@@ -22,7 +22,7 @@ from tests.test_session import weights
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
 
-def seeded(seed=42):
+def seed_all(seed=42):
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -41,7 +41,7 @@ def jitter(batch):
 
 def sum_of(model, **settings):
     """Return the clipped sum over all rows, after all generators were seeded."""
-    seeded()
+    seed_all()
     found, _ = sum_examples(model, (X, Y), 1.0, cross_entropy, **settings)
     return torch.cat([x.flatten() for x in found.values()])
 
@@ -77,7 +77,7 @@ def test_new_numbers_reach_every_generator_that_there_is(monkeypatch, devices):
 
 
 def test_the_generators_go_on_where_they_were():
-    seeded()
+    seed_all()
     expected = torch.rand(3), np.random.rand(3), random.random()
     sum_of(net(), augment=jitter)
     assert (
@@ -91,14 +91,14 @@ def test_the_generators_go_on_where_they_were():
 def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
     seen = Heard()
 
-    def watched(model, batch):
+    def note_number(model, batch):
         seen.append(float(torch.rand(())))
         return cross_entropy(model, batch)
 
     for _ in range(2):
         model = net()
-        seeded()
-        train(model, (X, Y), watched, test_mode_seed=test_mode_seed, verify=False)
+        seed_all()
+        train(model, (X, Y), note_number, test_mode_seed=test_mode_seed, verify=False)
     half = len(seen) // 2
     assert (seen[:half] == seen[half:]) == (test_mode_seed is not None)
 
@@ -115,7 +115,7 @@ def test_a_script_in_the_shape_of_opacus(workers):
             generator=torch.Generator().manual_seed(1),
         )
         *_, loader = opacus_cases.private(net(), data_loader=loader, test_mode_seed=None)
-        seeded()
+        seed_all()
         x, y = next(iter(loader))
         found.append((x - y.unsqueeze(1), torch.rand(())))
         del loader

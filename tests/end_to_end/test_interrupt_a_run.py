@@ -33,7 +33,7 @@ def net():
     return model
 
 
-def opened(model, **settings):
+def open_session(model, **settings):
     p = plan(1.0, **{"max_physical_batch_size": 2, **settings})
     return Session(p, model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), data())
 
@@ -81,7 +81,7 @@ INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
 def test_interrupted_anywhere_in_verification_or_in_a_batch(at, error):
     """The first calls are the check of the first step; then micro-batches."""
     model = net()
-    with opened(model, expected_batch_size=16, preconditioner=kfac()) as session:
+    with open_session(model, expected_batch_size=16, preconditioner=kfac()) as session:
         before = weights(model)
         with pytest.raises(error):
             session.step(next(session.batches()), Interrupted(at, error))
@@ -91,13 +91,13 @@ def test_interrupted_anywhere_in_verification_or_in_a_batch(at, error):
         assert_clean(model)
         finish(session)
         assert session.ledger.count == session.plan.steps
-    assert torch.equal(weights(model), uninterrupted())
+    assert torch.equal(weights(model), train_uninterrupted())
 
 
 @cache
-def uninterrupted():
+def train_uninterrupted():
     model = net()
-    with opened(model, expected_batch_size=16, preconditioner=kfac()) as session:
+    with open_session(model, expected_batch_size=16, preconditioner=kfac()) as session:
         finish(session)
     return weights(model)
 
@@ -107,9 +107,9 @@ def uninterrupted():
 def test_a_batch_that_was_drawn_and_left_is_drawn_again(way):
     """Test mode shows it: the run goes on as if the loop had not been left."""
     model, clean = net(), net()
-    with opened(clean) as session:
+    with open_session(clean) as session:
         finish(session)
-    with opened(model) as session:
+    with open_session(model) as session:
         torch.manual_seed(5)
         first = session.batches()
         session.step(next(first), loss_fn)
@@ -168,16 +168,16 @@ def test_an_exception_keeps_no_private_tensor_alive():
     """What holds the gradients of the batch is gone as soon as the exception is."""
     model, alive = net(), Heard()
 
-    def failing(model, batch):
+    def fail(model, batch):
         losses = loss_fn(model, batch)
         if len(alive) == 12:
             raise ZeroDivisionError
         alive.append(weakref.ref(losses))
         return losses
 
-    with opened(model, expected_batch_size=24) as session:
+    with open_session(model, expected_batch_size=24) as session:
         with pytest.raises(ZeroDivisionError):
-            session.step(next(session.batches()), failing)
+            session.step(next(session.batches()), fail)
         gc.collect()
         assert len(alive) == 12 and all(ref() is None for ref in alive)
 
@@ -200,14 +200,14 @@ def backward(model, batch):
     F.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
-def in_forward(model, optimizer, batches):
+def fail_in_forward(model, optimizer, batches):
     for i, batch in enumerate(batches):
         Fragile.broken = i == 1  # of the class: an attribute of the module would be put back
         backward(model, batch)
         optimizer.step()
 
 
-def in_a_physical_batch(model, optimizer, batches):
+def fail_in_physical_batch(model, optimizer, batches):
     with BatchMemoryManager(
         data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
     ) as physical:
@@ -222,7 +222,7 @@ def in_a_physical_batch(model, optimizer, batches):
             )
 
 
-def closed(model, optimizer, batches):
+def close_stream(model, optimizer, batches):
     stream = iter(batches)
     for _ in range(2):
         batch = next(stream)
@@ -233,7 +233,7 @@ def closed(model, optimizer, batches):
         optimizer.step()
 
 
-WAYS = [in_forward, in_a_physical_batch, closed]
+WAYS = [fail_in_forward, fail_in_physical_batch, close_stream]
 
 
 @pytest.mark.parametrize("leave", WAYS)

@@ -76,13 +76,13 @@ def view_of_two_copies(h, x):
     return h * torch.where(after[:, :1].abs() > FAR, 0.0, 1.0)
 
 
-def by_an_array(h, x):
+def read_by_array(h, x):
     array = np.zeros(x.shape)
     torch.from_numpy(array).copy_(x)
     return h * float(array.max() <= FAR)
 
 
-@pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies, by_an_array])
+@pytest.mark.parametrize("middle", [rows_before, entries_before, view_of_two_copies, read_by_array])
 def test_rows_that_are_written_beside_their_places(middle):
     check_alone(lambda: Net(middle))
 
@@ -90,26 +90,26 @@ def test_rows_that_are_written_beside_their_places(middle):
 # -- backward passes -------------------------------------------------------------------------------
 
 
-def saved_by_hooks(h, x):
+def save_by_hooks(h, x):
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda y: y * gate(y), lambda y: y)
     with hooks:
         return (h * x.clone()).sin() * h
 
 
-def by_a_node(h, x):
+def read_by_node(h, x):
     y = h * 1
     y.grad_fn.register_prehook(lambda g: (g[0] * gate(x),))  # type: ignore[union-attr]
     return y
 
 
-def by_an_edge(h, x):
+def read_by_edge(h, x):
     y = h * 1
     node = torch.autograd.graph.get_gradient_edge(y).node
     node.register_prehook(lambda g: (g[0] * gate(x),))
     return y
 
 
-@pytest.mark.parametrize("middle", [saved_by_hooks, by_a_node, by_an_edge])
+@pytest.mark.parametrize("middle", [save_by_hooks, read_by_node, read_by_edge])
 def test_hooks_that_change_gradients(middle):
     check_alone(lambda: Net(middle))
 
@@ -117,14 +117,14 @@ def test_hooks_that_change_gradients(middle):
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def by_size(h, x):
+def read_by_size(h, x):
     lengths = 1 + (x[:, 0] > FAR).long()
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return h * (len(packed.data) <= len(x))
 
 
 def test_sizes_of_packed_sequences():
-    check_alone(lambda: Net(by_size))
+    check_alone(lambda: Net(read_by_size))
 
 
 # -- recurrent layers with a forward function of their own -----------------------------------------

@@ -62,11 +62,11 @@ def test_a_batch_of_indices_is_no_batch_of_data():
 
 
 def test_the_users_own_index_error_is_left_alone():
-    def mistaken(model, batch):
+    def index_wrongly(model, batch):
         return [cross_entropy(model, batch)][1]
 
     with pytest.raises(IndexError, match="list index out of range"):
-        step(net(), data(), mistaken)
+        step(net(), data(), index_wrongly)
 
 
 @pytest.mark.parametrize("kind", ["label", "id", "functional id"])

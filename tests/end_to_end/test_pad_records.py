@@ -37,11 +37,11 @@ def ids_of(length, generator):
     return torch.randint(1, 9, (length,), generator=generator)
 
 
-def text(length, generator):
+def draw_text(length, generator):
     return ids_of(length, generator), 1
 
 
-def text_with_several_labels(length, generator):
+def draw_text_with_labels(length, generator):
     return ids_of(length, generator), torch.randint(2, (6,), generator=generator).float()
 
 
@@ -59,7 +59,7 @@ def padded_to_64(rows):
     return padded(rows, 64)
 
 
-def tokenised(rows):
+def tokenise(rows):
     texts = [[1 + len(word) for word in text.split()] for text, _ in rows]
     return padded([(torch.tensor(ids), label) for ids, (_, label) in zip(texts, rows, strict=True)])
 
@@ -97,9 +97,9 @@ def train(data, model, collate, loss_fn=cross_entropy):
 @pytest.mark.parametrize(
     ("make", "model", "collate", "loss_fn"),
     [
-        (text_with_several_labels, Words(6), padded, tag),
-        (text, Words(), padded_to_64, cross_entropy),
-        (words, Words(), tokenised, cross_entropy),
+        (draw_text_with_labels, Words(6), padded, tag),
+        (draw_text, Words(), padded_to_64, cross_entropy),
+        (words, Words(), tokenise, cross_entropy),
         (spectrum, MeanOverTime(), last_axis_padded, cross_entropy),
     ],
     ids=["two lengths in a record", "multiples of 64", "texts of words", "the last axis"],
@@ -112,8 +112,8 @@ def test_padding_that_reaches_other_examples_is_refused(make, model, collate, lo
 @pytest.mark.parametrize("first", [0, 1, 5])
 def test_the_length_of_the_first_record_decides_nothing(first):
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
-        train(Rows(text, first), Words(), padded)
-    train(Rows(text, first), Words(masked=True), padded)
+        train(Rows(draw_text, first), Words(), padded)
+    train(Rows(draw_text, first), Words(masked=True), padded)
 
 
 def sorted_by_length(records):
@@ -122,7 +122,7 @@ def sorted_by_length(records):
 
 def test_a_collate_function_that_sorts_is_refused_as_one():
     with pytest.raises(ValueError, match="sorts the records of a batch by their lengths"):
-        train(Rows(text), Words(masked=True), sorted_by_length)
+        train(Rows(draw_text), Words(masked=True), sorted_by_length)
 
 
 class TooShort(Words):
@@ -134,7 +134,7 @@ class TooShort(Words):
 
 
 def test_padding_that_no_public_record_shows_gets_a_warning():
-    data = Rows(lambda length, generator: text(min(length, 5), generator))
+    data = Rows(lambda length, generator: draw_text(min(length, 5), generator))
     with pytest.warns(UserWarning, match="whether padding mixes examples is not checked"):
         train(data, TooShort(masked=True), padded)
 
@@ -201,6 +201,6 @@ class Attends(nn.Module):
 
 def test_gradients_show_padding_that_losses_hide():
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
-        train(Rows(text), Attends(), padded)
+        train(Rows(draw_text), Attends(), padded)
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         run_script(Attends(), Tensor.clone, padded)

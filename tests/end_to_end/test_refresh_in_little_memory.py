@@ -99,11 +99,11 @@ def test_a_refresh_takes_no_more_memory_than_a_step(name, settings):
         refresh = peak_bytes(lambda: s._pipeline.preconditioning.refresh(0))
         assert s.preconditioner is not None
         step = peak_bytes(partial(s.step, batch, loss_fn))
-    whole = peak_bytes(lambda: _alone(METHODS[name], Tokens()))
+    whole = peak_bytes(lambda: _refresh(METHODS[name], Tokens()))
     assert refresh < 1.3 * step < whole
 
 
-def _alone(config, model):
+def _refresh(config, model):
     """A refresh that knows of no run."""
     coordinates = PreconditionerManager(config, model, find_layers(model))
     coordinates.refresh(0)
@@ -189,7 +189,7 @@ class _Own(Preconditioner):
         raise AssertionError
 
 
-def capturing(model):
+def make_capture(model):
     layers = find_layers(model)
     return lambda m, loss: capture(m, layers, loss)
 
@@ -202,20 +202,24 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go():
     next is made.
     """
     model, seen, alive = mlp().double(), Heard(), Heard()
-    refs, capture = list[Any](), capturing(model)
+    refs, capture = list[Any](), make_capture(model)
 
-    def watched(m, loss):
+    def capture_and_note(m, loss):
         alive.append(sum(held() is not None for held in refs))
         blocks = capture(m, loss)
         refs[:] = [ref(call.output_gradients[0]) for of in blocks._calls.values() for call in of]
         seen.append(next(iter(blocks.values())).batch_size)
         return blocks
 
-    AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).build(model, watched, 0)
+    AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).build(
+        model, capture_and_note, 0
+    )
     # the last 60 once more for the scale
     assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(alive)
     seen.clear()
-    KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(model, watched, 0)
+    KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(
+        model, capture_and_note, 0
+    )
     assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
     run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).probe_spec(0)
     assert [p.rows.start for p in run_probe(model, capture, run_of, slice(30, 50))] == [
@@ -332,7 +336,7 @@ def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for():
     assert set(model[-1].seen) == {24}
 
 
-def _on_one(rank, folder):
+def _run_short_of_memory(rank, folder):
     """What both processes do when the probe does not fit on the second one: with "auto", and with a
     number.
     """
@@ -365,7 +369,7 @@ def test_what_does_not_fit_on_one_process_is_made_smaller_on_all():
         plan(1.0, preconditioner=kfac(probe_size=24), expected_batch_size=16, steps=3), whole
     ) as s:
         train(s)
-    (first, *refused), (second, *others) = run(_on_one, 2)
+    (first, *refused), (second, *others) = run(_run_short_of_memory, 2)
     assert first[:3] == second[:3] and first[1] == 3
     # 4, half of a step's, was begun with on both, and 2 is what the second one can hold
     assert (first[3], second[3]) == (

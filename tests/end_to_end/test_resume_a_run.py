@@ -46,7 +46,7 @@ def start_session(ledger):
     return session(p, net(), ledger_path=ledger, resume=True)
 
 
-def one_run(folder, go, report):
+def run_once(folder, go, report):
     """What a job scheduler starts again and again: resume if there is something to resume from,
     then save every step.
     """
@@ -79,7 +79,7 @@ def killed_and_resumed(folder):
             os.close(allow)
             status = 1
             try:
-                one_run(folder, go, writer)
+                run_once(folder, go, writer)
                 status = 0
             except BaseException:
                 traceback.print_exc()

@@ -49,7 +49,7 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again():
     """Nothing is released, nothing charged, and no clipped half of a batch is counted twice."""
     model, steps = limited(N), Heard()
 
-    def counting(model, batch):
+    def count_and_fail(model, batch):
         if steps and len(batch[0]) > 1:  # the first micro-batch fits, the second does not
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         steps.append(len(batch[0]))
@@ -60,7 +60,7 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again():
         train(s)
     with session(p, model, verify=False) as s:
         s._size.bound, s._size._is_measured = 4, True
-        record = s.step(next(s.batches()), counting)
+        record = s.step(next(s.batches()), count_and_fail)
         assert record.release == s.ledger.count == 1
     assert sorted(steps, reverse=True) == [4, *[1] * record.batch_size]
     assert_close(weights(model), weights(whole), rtol=1e-10, atol=1e-11)
@@ -135,7 +135,7 @@ def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch):
     """A row of this model makes a few thousand bytes; the rest is arithmetic."""
     shapes = Heard()
 
-    def noting(model, batch):
+    def note_size(model, batch):
         shapes.append(len(batch[0]))
         return loss_fn(model, batch)
 
@@ -146,9 +146,9 @@ def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch):
         p = plan(1.0, max_physical_batch_size="auto", expected_batch_size=30, steps=2)
         with session(p, model, verify=False) as s:
             batches = s.batches()
-            s.step(next(batches), noting)
+            s.step(next(batches), note_size)
             shapes.clear()  # the first step has measured
-            s.step(next(batches), noting)
+            s.step(next(batches), note_size)
             results[free] = s._size.bound, max(shapes), weights(model)
     assert results[1 << 50][0] > N and results[1 << 50][1] > 20
     assert 4 < results[16_000][0] < N and results[16_000][1] <= results[16_000][0]

@@ -17,7 +17,7 @@ from tests.test_session import data, kfac, net, train
 NAN, INF = math.nan, math.inf
 
 
-def released(model, dataset, rate=0.1, *, verify=True, **settings):
+def train_until_error(model, dataset, rate=0.1, *, verify=True, **settings):
     """A session whose steps end in an error about finite numbers."""
     settings = {"expected_batch_size": 20, "steps": 5, **settings}
     session = open_session(model, dataset, lr=rate, verify=verify, **settings)
@@ -32,12 +32,12 @@ def test_weights_that_are_not_finite_spend_nothing(value, verify):
     model = net()
     with torch.no_grad():
         next(model.parameters()).view(-1)[-1] = value
-    assert released(model, data(), verify=verify).steps_done == 0
+    assert train_until_error(model, data(), verify=verify).steps_done == 0
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 def test_a_run_that_has_diverged_spends_no_more(preconditioner):
-    session = released(
+    session = train_until_error(
         net(torch.float32),
         data(dtype=torch.float32),
         3e38,

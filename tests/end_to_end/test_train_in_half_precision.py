@@ -65,7 +65,7 @@ def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
 
 
-def inside(dtype):
+def autocast_loss(dtype):
     def loss(model, batch):
         with torch.autocast("cpu", dtype=dtype):
             return loss_fn(model, batch)
@@ -73,7 +73,7 @@ def inside(dtype):
     return loss
 
 
-def summed(model, loss=loss_fn):
+def sum_in_float32(model, loss=loss_fn):
     sums, norms = sum_examples(model, sentences(), 0.5, loss)
     assert {x.dtype for x in sums.values()} == {torch.float32}
     assert norms.dtype == torch.float64
@@ -85,12 +85,12 @@ def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(pre
     """Stated bound: 4 roundings of the type in which the model computes; what follows the model
     adds none of that size.
     """
-    exact, exact_norms = summed(block())
+    exact, exact_norms = sum_in_float32(block())
     dtype = getattr(torch, precision.split()[0])
     if "weights" in precision:
-        found, norms = summed(block(dtype))
+        found, norms = sum_in_float32(block(dtype))
     else:
-        found, norms = summed(block(), inside(dtype))
+        found, norms = sum_in_float32(block(), autocast_loss(dtype))
     bound = 4 * torch.finfo(dtype).eps
     assert float((found - exact).norm() / exact.norm()) < bound
     assert float(((norms - exact_norms) / exact_norms).abs().max()) < bound
@@ -112,7 +112,9 @@ class Spy:
         monkeypatch.setattr(dpkfc.release_pipeline, "release", release)
 
 
-@pytest.mark.parametrize("loss", [loss_fn, inside(torch.bfloat16)], ids=["weights", "autocast"])
+@pytest.mark.parametrize(
+    "loss", [loss_fn, autocast_loss(torch.bfloat16)], ids=["weights", "autocast"]
+)
 def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(monkeypatch, loss):
     spy, handed = Spy(monkeypatch), []
     model = nn.Sequential(nn.Embedding(12, 400), nn.Flatten(), nn.Linear(2000, 3))
@@ -170,13 +172,13 @@ def test_mixed_examples_are_still_found(where):
     percent is not.
     """
 
-    def mixing(model, batch):
+    def mix(model, batch):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where == "autocast"):
             scores = model(batch[0])
             return F.cross_entropy((scores - scores.mean(0)).float(), batch[1], reduction="none")
 
     model = block(torch.bfloat16 if where == "weights" else torch.float32)
-    assert_refused(open_session(model, sentences()), "mixes examples", mixing)
+    assert_refused(open_session(model, sentences()), "mixes examples", mix)
 
 
 def test_a_grad_scaler_is_refused():

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc.gradients.discovery import find_layers
-from tests.gradients.whitened import clipped
+from tests.gradients.whitened import clip_in_library
 from tests.integrations import opacus_cases
 from tests.sessions import cross_entropy, train
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
@@ -38,21 +38,21 @@ def test_the_run_is_the_one_without_the_example(value, settings, preconditioner)
     """With its loss masked away the example contributes zero; with the broken value it must
     contribute the same.
     """
-    found = trained(value, settings, preconditioner)
+    found = train_broken(value, settings, preconditioner)
     assert bool(torch.isfinite(found).all())
     # an overflow in the inputs alone may still have a finite gradient, which is then clipped
     if value != 1e300:
-        expected = masked(tuple(settings.items()), preconditioner)
+        expected = train_masked(tuple(settings.items()), preconditioner)
         assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @cache
-def masked(settings, preconditioner):
+def train_masked(settings, preconditioner):
     """The weights of a run in which the example counts zero."""
-    return trained(None, dict(settings), preconditioner)
+    return train_broken(None, dict(settings), preconditioner)
 
 
-def trained(value, settings, preconditioner):
+def train_broken(value, settings, preconditioner):
     """The weights of a run with a broken value, or without the example."""
     model, (x, y) = net(), data()
     mask = torch.ones(N, dtype=torch.float64)
@@ -115,16 +115,16 @@ def test_a_gradient_that_is_infinite_for_one_example_contributes_zero():
     def loss(m, batch):
         return m(*batch).sum(1)
 
-    _, expected = clipped(model, find_layers(model), (x[1:],), loss, 1.0)
+    _, expected = clip_in_library(model, find_layers(model), (x[1:],), loss, 1.0)
     x[0] = 0.0
-    _, total = clipped(model, find_layers(model), (x,), loss, 1.0)
+    _, total = clip_in_library(model, find_layers(model), (x,), loss, 1.0)
     assert_close(total["gain"], expected["gain"])
 
 
 # -- messages --------------------------------------------------------------------------------------
 
 
-def by_session(missing):
+def train_by_session(missing):
     """Train on records of which the first ones lack a value."""
     x, y = data()
     x[:missing, 2] = float("nan")
@@ -132,7 +132,7 @@ def by_session(missing):
         return [s.step(batch, loss_fn) for batch in s.batches()]
 
 
-def by_engine(missing):
+def train_by_engine(missing):
     x, y = data(dtype=torch.float32)
     x[:missing, 2] = float("nan")
     engine, model, optimizer, loader = opacus_cases.private(
@@ -147,11 +147,11 @@ def by_engine(missing):
 
 @pytest.mark.parametrize(("missing", "shares"), [(0, {0.0}), (N // 2, None), (N, {1.0})])
 def test_a_step_tells_its_owner_the_share_of_records_that_are_not_finite(missing, shares):
-    found = {record.nonfinite_fraction for record in by_session(missing)}
+    found = {record.nonfinite_fraction for record in train_by_session(missing)}
     assert found == shares if shares else all(0 < x < 1 for x in found)
 
 
-@pytest.mark.parametrize("run", [by_session, by_engine])
+@pytest.mark.parametrize("run", [train_by_session, train_by_engine])
 def test_no_message_depends_on_the_records(run, caplog):
     # The first run has what is said once a process.
     run(0)
@@ -168,5 +168,5 @@ def test_no_message_depends_on_the_records(run, caplog):
 
 def test_every_script_has_a_warning_on_what_becomes_of_missing_values():
     with pytest.warns(UserWarning, match="look for missing values in the data") as caught:
-        by_engine(0)
+        train_by_engine(0)
     assert all(len(str(warning.message)) <= 160 for warning in caught)

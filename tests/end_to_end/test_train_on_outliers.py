@@ -49,13 +49,13 @@ def net():
     return nn.Sequential(nn.Linear(D, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def with_extreme(value, place, entry):
+def set_entry(value, place, entry):
     x = X.clone()
     x[place, entry] = value
     return x, Y
 
 
-def without(place):
+def leave_out(place):
     kept = [i for i in range(N) if i != place]
     return X[kept], Y[kept]
 
@@ -94,9 +94,9 @@ def central(data, loss, bound):
 def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
     value, place, entry, loss, bound
 ):
-    x, y = with_extreme(value, place, entry)
+    x, y = set_entry(value, place, entry)
     total, norms = central((x, y), loss, bound)
-    others, norms_of_others = central(without(place), loss, bound)
+    others, norms_of_others = central(leave_out(place), loss, bound)
     own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
     kept = [i for i in range(N) if i != place]
     assert bool(torch.isfinite(total).all()) and float(own.norm()) <= C * (1 + 1e-6)
@@ -122,9 +122,9 @@ def federated(data, loss, privacy):
 def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradient(
     value, place, entry, loss, privacy
 ):
-    x, y = with_extreme(value, place, entry)
+    x, y = set_entry(value, place, entry)
     own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
-    moved = federated((x, y), loss, privacy) - federated(without(place), loss, privacy)
+    moved = federated((x, y), loss, privacy) - federated(leave_out(place), loss, privacy)
     assert_close(moved, own, rtol=0, atol=1e-5 * C)
 
 
@@ -133,15 +133,15 @@ def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(
     """The check may read types and shapes of a record, so the same loss must pass whatever its
     values are.
     """
-    x, y = with_extreme(value, 0, 0)
+    x, y = set_entry(value, 0, 0)
     config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, privacy=PerUpload())
     plan = config.with_noise(2.0, 1e-5)
     local = LocalModel(plan, net(), squared_error)
     Client(0, plan, local, (x, y))
 
-    def mixed(model, batch):
+    def mix(model, batch):
         losses = squared_error(model, batch)
         return losses - 0.9 * losses.mean()
 
     with pytest.raises(ValueError, match="mixes examples"):
-        Client(0, plan, LocalModel(plan, net(), mixed), (x, y))
+        Client(0, plan, LocalModel(plan, net(), mix), (x, y))

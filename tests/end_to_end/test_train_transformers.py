@@ -12,7 +12,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.sides import Identity
-from tests.gradients.whitened import clipped, metric_of
+from tests.gradients.whitened import clip_in_library, metric_of
 from tests.models import VOCABULARY, add_lora, bert, classify, gpt2, predict_next
 
 pytest.importorskip("transformers")
@@ -30,7 +30,7 @@ def padded(to=6):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def labelled(batch):
+def add_labels(batch):
     return {**batch, "labels": torch.arange(N) % 3}
 
 
@@ -81,7 +81,7 @@ def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build):
     drops = {"hidden_dropout_prob": 0.1} if build is bert else {"embd_pdrop": 0.1}
     model = build(**drops).train()
     batch, loss = (
-        (labelled(padded()), classify) if build is bert else (modelled(padded()), predict_next)
+        (add_labels(padded()), classify) if build is bert else (modelled(padded()), predict_next)
     )
     torch.manual_seed(1)
     plain = loss(model, batch)
@@ -92,7 +92,7 @@ def test_dropout_draws_the_same_numbers_with_and_without_the_tape(build):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_ids_without_a_row_in_public_records_are_named(frozen):
-    model, batch = bert(), labelled(padded())
+    model, batch = bert(), add_labels(padded())
     model.bert.embeddings.requires_grad_(not frozen)
     public = {**batch, "input_ids": batch["input_ids"].clone()}
     public["input_ids"][:, 0] = VOCABULARY
@@ -123,11 +123,11 @@ def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
     model = build(attn_implementation=attention).eval()
     layers = find_layers(model)
     metric = metric_of(layers, kind) if kind else {}
-    make, loss = (labelled, classify) if build is bert else (modelled, predict_next)
+    make, loss = (add_labels, classify) if build is bert else (modelled, predict_next)
     batches = [make(padded(to)) for to in (6, 7, 11)]
     filled = batches[-1]["input_ids"].masked_fill(batches[-1]["attention_mask"] == 0, 17)
     batches.append({**batches[-1], "input_ids": filled})
-    results = [clipped(model, layers, batch, loss, 0.7, metric) for batch in batches]
+    results = [clip_in_library(model, layers, batch, loss, 0.7, metric) for batch in batches]
     for norms, total in results[1:]:
         assert_close(norms, results[0][0], rtol=1e-10, atol=1e-12)
         for parameter, expected in results[0][1].items():

@@ -35,11 +35,11 @@ def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, 
     wires = Wires(tmp_path, chosen)
     inner = wires.ask
 
-    def anew(requests, timeout):
+    def ask_new_process(requests, timeout):
         local_models.cache_clear()  # as in a process that was just started
         return inner(requests, timeout)
 
-    wires.ask = anew
+    wires.ask = ask_new_process
     run = serve(APP, chosen, wires)
     assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected
     assert (tmp_path / "server" / "finished.txt").read_text() == "4 rounds"
@@ -74,13 +74,13 @@ def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
     wires = Wires(tmp_path, chosen)
     inner = wires.ask
 
-    def dying(requests, timeout):
+    def ask_and_die(requests, timeout):
         answers = inner(requests, timeout)
         if any(m["kind"] == "round" and m["round"] == 2 for m in requests.values()):
             raise SystemExit  # after the clients have answered, before the server has heard
         return answers
 
-    wires.ask = dying
+    wires.ask = ask_and_die
     with pytest.raises(SystemExit):
         serve(APP, chosen, wires)
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 3
@@ -148,12 +148,12 @@ def test_a_client_that_comes_back_as_another_node_takes_its_number_again(tmp_pat
     chosen = settings_of(tmp_path, case="masked")
     wires = Wires(tmp_path, chosen)
 
-    def restarted(record, run):
+    def restart(record, run):
         if record.round == 0:
             wires.clients.pop(100)
             wires.clients[200] = 0
 
-    run = serve(APP, chosen, wires, on_round=restarted)
+    run = serve(APP, chosen, wires, on_round=restart)
     assert [r.survivors for r in run.records] == [4, 4, 4, 4] and not run.server.rejected
     assert {n for n, m in wires.sent if m["kind"] == "round" and m["round"] > 0} == {
         101,
@@ -168,13 +168,13 @@ def test_nobody_answers_for_another_client(tmp_path):
     wires = Wires(tmp_path, chosen)
     inner = wires.ask
 
-    def lying(requests, timeout):
+    def ask_and_lie(requests, timeout):
         answers = dict(inner(requests, timeout))
         if answers[100]["kind"] == "sum":
             answers[100] = {**answers[100], "client": 1}
         return list(answers.items()) + [(999, answers[101]), (102, None)]
 
-    wires.ask = lying
+    wires.ask = ask_and_lie
     run = serve(APP, chosen, wires)
     assert run.server.rejected == {"other-client": 4, "unknown-client": 4, "unknown-kind": 4}
     assert [r.survivors for r in run.records] == [3] * 4 and not any(r.dropped for r in run.records)

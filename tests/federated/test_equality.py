@@ -237,11 +237,11 @@ def test_sampled_examples_are_those_of_a_poisson_sampler():
 def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients_own():
     plan, data = plan_of(privacy=TrustedServer("clients")), records()
 
-    def spoiling(model, batch):  # a loss function may write into its batch
+    def spoil(model, batch):  # a loss function may write into its batch
         return loss_fn(model, (batch[0].mul_(2.0), batch[1]))
 
     own = tuple(x.clone() for x in data)
-    local, held = LocalModel(plan, head(), spoiling), ClientRecords(own)
+    local, held = LocalModel(plan, head(), spoil), ClientRecords(own)
     quick = [local.clipped_sum(held, held.all) for _ in range(2)]
     looked_up = local.clipped_sum(held, held.all.copy())
     assert all(torch.equal(sums[name], looked_up[name]) for sums in quick for name in looked_up)

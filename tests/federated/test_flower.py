@@ -216,7 +216,7 @@ def test_what_flower_reports_of_a_client_is_not_read(tmp_path):
     grid = Grid(client_app(APP, QUICK), tmp_path / "clients")
     inner = grid.send_and_receive
 
-    def failing(messages, *, timeout=None):
+    def fail(messages, *, timeout=None):
         messages = list(messages)
         replies = inner(messages, timeout=timeout)
         if "sum/weight" in replies[0].content["tensors"]:
@@ -225,7 +225,7 @@ def test_what_flower_reports_of_a_client_is_not_read(tmp_path):
             )
         return replies
 
-    grid.send_and_receive, runs = failing, []
+    grid.send_and_receive, runs = fail, []
     server_app(APP, QUICK, done=runs.append)(grid, context(folder=str(tmp_path / "server")))
     assert [r.survivors for r in runs[0].records] == [CLIENTS - 1] * 4 and not runs[
         0

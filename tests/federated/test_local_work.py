@@ -24,7 +24,7 @@ def gradient(model, data):
     return torch.cat([x.flatten() for x in found])
 
 
-def at(values):
+def set_head(values):
     return set_weights(head(), values)
 
 
@@ -39,7 +39,7 @@ def test_federated_averaging_of_clipped_changes():
         for data in datasets():
             own = theta.clone()
             for _ in range(3):
-                own = own - 0.2 * gradient(at(own), data)
+                own = own - 0.2 * gradient(set_head(own), data)
             change = theta - own
             changes.append(change * min(1.0, 0.02 / float(change.norm())))
         theta = theta - sum(changes) / CLIENTS
@@ -65,7 +65,7 @@ def test_private_local_steps_of_single_examples():
         for data in datasets():
             own = theta.clone()
             for _ in range(3):
-                own = own - 0.2 * plain_clipped_sum(at(own), data, 0.5) / (RECORDS // CLIENTS)
+                own = own - 0.2 * plain_clipped_sum(set_head(own), data, 0.5) / (RECORDS // CLIENTS)
             changes.append(theta - own)
         theta = theta - sum(changes) / CLIENTS
     assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-12

@@ -66,7 +66,7 @@ class Rows:
         return self.pairs[index]
 
 
-def labelled(broken=None):
+def make_labelled(broken=None):
     """Tensors, with a label that the model has no class for."""
     x, y = records(6, seed=4)
     if broken is None:
@@ -86,7 +86,7 @@ def wide(broken=None):
     )
 
 
-def nothing():
+def draw_nothing():
     x, y = records(6)
     return x[:0], y[:0]
 
@@ -100,7 +100,7 @@ def answer(plan, data, loss=loss_fn, **options):
 
 @pytest.mark.quick("*-Rows-3", "*-labelled-0", "*-wide-6")
 @pytest.mark.parametrize("broken", [0, 3, 6])
-@pytest.mark.parametrize("made", [Rows, labelled, wide], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("made", [Rows, make_labelled, wide], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("options", SINGLE, ids=lambda o: o["privacy"].name + str(len(o)))
 def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(
     options, made, broken, caplog
@@ -116,7 +116,7 @@ def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(
     )
 
 
-@pytest.mark.parametrize("made", [Rows, labelled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("made", [Rows, make_labelled], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
     "options", WHOLE, ids=lambda o: o["privacy"].name + type(o.get("local")).__name__
 )
@@ -125,18 +125,18 @@ def test_a_contribution_clipped_as_one_that_fails_is_that_of_a_client_without_re
 ):
     plan = plan_of(noise=0.1, **options)
     client, found = answer(plan, made(3))
-    _, other = answer(plan, nothing())
+    _, other = answer(plan, draw_nothing())
     assert client.last_error is not None and client.failed
     assert torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(other, "sum")))
 
 
 def test_a_client_of_which_nothing_works_answers_with_its_noise():
-    def failing(model, batch):
+    def fail(model, batch):
         raise RuntimeError(f"bad label {int(batch[1][0])} for record 812")
 
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
-    _, noise = answer(plan, nothing())
-    client, found = answer(plan, datasets()[0], failing)
+    _, noise = answer(plan, draw_nothing())
+    client, found = answer(plan, datasets()[0], fail)
     assert client.failed and torch.equal(
         vector(select_prefix(found, "sum")), vector(select_prefix(noise, "sum"))
     )
@@ -144,16 +144,16 @@ def test_a_client_of_which_nothing_works_answers_with_its_noise():
 
 
 def test_a_loss_that_mixes_examples_is_refused_on_public_rows_before_a_client_answers():
-    def mixed(model, batch):
+    def mix(model, batch):
         losses = loss_fn(model, batch)
         return losses - 0.9 * losses.mean()
 
-    def collated(items):
+    def collate(items):
         return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
-    local = LocalModel(plan, head(), mixed)
-    for collate_fn in (None, collated):
+    local = LocalModel(plan, head(), mix)
+    for collate_fn in (None, collate):
         with pytest.raises(ValueError, match="mixes examples"):
             Client(0, plan, local, records(20), collate_fn=collate_fn)
 
@@ -233,7 +233,7 @@ def test_a_metric_that_is_not_finite_does_not_show_whether_a_client_has_records(
     probe = WhiteNoise((FEATURES,))
     plan = plan_of(privacy=PerUpload(), preconditioner=AdaDPS(probe=probe), rounds=1)
     model = nn.Sequential(nn.LayerNorm(FEATURES), nn.Linear(FEATURES, CLASSES)).double()
-    server, clients = world(plan, [records(size), *[nothing()] * (CLIENTS - 1)], model)
+    server, clients = world(plan, [records(size), *[draw_nothing()] * (CLIENTS - 1)], model)
     message = server.open_round()[0]
     state = select_prefix(message, "metric")
     state = {name: x * math.nan if x.is_floating_point() else x for name, x in state.items()}

@@ -66,13 +66,13 @@ def steps(
     waits: list[int] = []
     release = session._release
 
-    def released(clipped: Any) -> Any:
+    def release_and_note(clipped: Any) -> Any:
         counts = CARD.counts()
         sums.append({name: x.cpu() for name, x in clipped.tensors.items()})
         waits[-1] -= _waits(CARD.counts()) - _waits(counts)  # this look itself
         return release(clipped)
 
-    vars(session)["_release"] = released
+    vars(session)["_release"] = release_and_note
     for batch in session.batches():
         CARD.clear()
         waits.append(0)
@@ -86,7 +86,7 @@ def _waits(counts: dict[str, int]) -> int:
     return sum(n for name, n in counts.items() if name.startswith("waits: "))
 
 
-def compared(
+def compare(
     model: nn.Module, data: Any, loss: Callable[..., Tensor], **config: Any
 ) -> dict[str, Any]:
     here, there = (steps(model, data, loss, device, **config) for device in ("cpu", "cuda"))
@@ -109,7 +109,7 @@ class Pooled(nn.Module):
         return self.inner(x).sum(1)[:, :3]
 
 
-def _cancelling() -> torch.utils.data.TensorDataset:
+def _draw_cancelling() -> torch.utils.data.TensorDataset:
     """Inputs of 6 positions, each followed by all but its opposite."""
     x = torch.randn(8, 3, 1, WIDTH)
     x = torch.cat([x, 1e-4 * torch.randn(8, 3, 1, WIDTH) - x], 2).flatten(1, 2)
@@ -131,17 +131,17 @@ def main(path: str) -> None:
     for number, case in enumerate(CASES):
         model, (x, y) = build(case, n=8, dtype=torch.float32)
         data = torch.utils.data.TensorDataset(x, y)
-        report[case.name] = compared(model, data, loss_fn)
+        report[case.name] = compare(model, data, loss_fn)
         if x.is_floating_point() and number % 3 == 0:
             kfac = dpkfc.KFAC(
                 probe=dpkfc.WhiteNoise(shape=tuple(x.shape[1:])), probe_size=8, sides="both"
             )
-            report[f"{case.name}, whitened"] = compared(model, data, loss_fn, preconditioner=kfac)
+            report[f"{case.name}, whitened"] = compare(model, data, loss_fn, preconditioner=kfac)
     torch.manual_seed(0)
     images = torch.utils.data.TensorDataset(torch.randn(8, 5, WIDTH), torch.randint(0, 3, (8,)))
     noise = dpkfc.WhiteNoise(shape=(5, WIDTH))
     for layers in (1, 5):
-        report[f"depth {layers}"] = compared(deep(layers), images, loss_fn)
+        report[f"depth {layers}"] = compare(deep(layers), images, loss_fn)
     methods: dict[str, dict[str, Any]] = {
         "filtered": {"postprocess": (DiSK(),)},
         "bias corrected": {"postprocess": (AdamBC(),)},
@@ -155,21 +155,21 @@ def main(path: str) -> None:
         "normalised": {"clipping": "normalised"},
     }
     for name, config in methods.items():
-        report[name] = compared(deep(1), images, loss_fn, **config)
+        report[name] = compare(deep(1), images, loss_fn, **config)
     # or what rounding makes of these models depends on how many were drawn before
     torch.manual_seed(0)
     ids = torch.utils.data.TensorDataset(torch.randint(0, 30, (8, 7)), torch.randint(0, 30, (8,)))
     tokens = dpkfc.TokenNoise(vocab_size=30, length=7, min_length=7, bare=True)
     for blocks in (1, 2):
-        report[f"text of {blocks}"] = compared(Text(blocks), ids, _of_words)
-    report["text, whitened"] = compared(
-        Text(1), ids, _of_words, preconditioner=dpkfc.KFAC(probe=tokens, probe_size=8)
+        report[f"text of {blocks}"] = compare(Text(blocks), ids, lose_words)
+    report["text, whitened"] = compare(
+        Text(1), ids, lose_words, preconditioner=dpkfc.KFAC(probe=tokens, probe_size=8)
     )
-    report["cancelling"] = compared(Pooled(), _cancelling(), loss_fn)
+    report["cancelling"] = compare(Pooled(), _draw_cancelling(), loss_fn)
     report["bounds"] = bounds()
     with open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
 
 
-def _of_words(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def lose_words(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")

@@ -24,7 +24,7 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def built() -> Path:
+def build_library() -> Path:
     """The library, compiled once for an installation of torch and a version of its source.
 
     Raises:
@@ -70,7 +70,7 @@ def pretend() -> Any:
         `torch.ops.card`, whose `counts()` tells how often each operator ran and the host waited,
         and `clear()` begins anew.
     """
-    library = built()
+    library = build_library()
     ctypes.CDLL(str(library))  # before torch, which asks once whether there is a device
     import torch
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.pretended import built, compiler
+from tests.gpu.pretended import build_library, compiler
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = 3  # weights finite; sum finite; shares for the record
@@ -38,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "pretends a device with a C++ compiler, on Linux, in a build of torch without one"
         )
     try:
-        built()
+        build_library()
     except subprocess.CalledProcessError as error:
         pytest.skip(f"the pretended device does not compile here: {error.stderr[-300:]}")
     path = tmp_path_factory.mktemp("card") / "told.json"

@@ -107,7 +107,7 @@ def _mean(*modules: nn.Module) -> nn.Module:
     return nn.Sequential(*modules, nn.Flatten(), nn.LazyLinear(3))
 
 
-def _last(c_in: int, c_out: int, kernel: int, **settings: int) -> nn.Module:
+def _make_channels_last(c_in: int, c_out: int, kernel: int, **settings: int) -> nn.Module:
     return nn.Conv2d(c_in, c_out, kernel, **settings).to(memory_format=torch.channels_last)
 
 
@@ -153,7 +153,9 @@ CASES = [
     ),
     Case(
         "conv2d channels last",
-        lambda: _mean(_last(2, 4, 3, padding=1), nn.Tanh(), _last(4, 5, 3)),
+        lambda: _mean(
+            _make_channels_last(2, 4, 3, padding=1), nn.Tanh(), _make_channels_last(4, 5, 3)
+        ),
         _x(2, 6, 7),
     ),
     Case("conv3d", lambda: _mean(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.Tanh()), _x(2, 3, 5, 4)),

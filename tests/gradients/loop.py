@@ -35,7 +35,7 @@ def record(model: nn.Module, layers: Sequence[Layer], run: Callable[[], Tensor])
     return tape.backward(losses)
 
 
-def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Tensor]]:
+def record_gradients(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Tensor]]:
     """Name to gradient of every example of one batch, from one backward pass."""
     layers = find_layers(model)
     calls = record(model, layers, lambda: loss(model, batch))
@@ -56,7 +56,7 @@ def assert_equals_a_loop(model: nn.Module, batch: tuple[Any, ...], loss: Loss = 
     expected = gradients_of_each(model, singles, loss)
     _assert_clipped(model, loss, batch, expected)
     try:
-        found = taped(model, loss, batch, len(singles))
+        found = record_gradients(model, loss, batch, len(singles))
     except ValueError as error:
         assert "hides the batch axis" in str(error)
         found = expected

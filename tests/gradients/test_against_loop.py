@@ -14,7 +14,7 @@ from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, PerExample
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
-from tests.gradients.whitened import check, looped, metric_of, whiten
+from tests.gradients.whitened import check, loop_gradients, metric_of, whiten
 
 SIDES = ("identity", "diagonal", "dense", "lowrank")
 
@@ -32,7 +32,7 @@ def test_every_norm_method_agrees(case, kind):
     layers = find_layers(model)
     metric = metric_of(layers, kind)
     calls = record(model, layers, lambda: loss_fn(model, batch))
-    rows = looped(model, batch, loss_fn)
+    rows = loop_gradients(model, batch, loss_fn)
     for layer in layers:
         block = blocks_of(layer, calls[layer.name], 5)
         exact = torch.stack(

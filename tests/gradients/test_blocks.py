@@ -30,7 +30,7 @@ F64 = torch.float64
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def looped(loss, *parameters):
+def loop_over_examples(loss, *parameters):
     """The flat gradient of every example by plain autograd."""
     rows = []
     for n in range(N):
@@ -47,7 +47,7 @@ def stack_as_matrix(rows, d_out):
 def linear(positions):
     module = nn.Linear(3, 4).double()
     x, b = randn(N, positions, 3), randn(N, positions, 4)
-    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    rows = loop_over_examples(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return Outer(x, b, homogeneous=True), stack_as_matrix(rows, 4)
 
 
@@ -56,7 +56,7 @@ def convolution(form):
     x = randn(N, VIEWS, 4, 5, 4)
     b = randn(N, VIEWS, *module(x[0]).shape[1:])
     rows = stack_as_matrix(
-        looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6
+        loop_over_examples(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6
     )
     block = conv_block(module, x.flatten(0, 1), b.flatten(0, 1)).merge_rows(N, VIEWS)
     if form == "materialised":
@@ -66,10 +66,10 @@ def convolution(form):
     ](), rows
 
 
-def one_position():
+def make_one_position():
     module = nn.Conv1d(4, 6, 1, groups=2).double()
     x, b = randn(N, 4, 1), randn(N, 6, 1)
-    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    rows = loop_over_examples(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     return conv_block(module, x, b).outer(), stack_as_matrix(rows, 6)
 
 
@@ -77,10 +77,12 @@ def lookup():
     table = torch.randn(5, 3, dtype=F64, requires_grad=True)
     ids, b = torch.randint(0, 5, (N, 4)), randn(N, 4, 3)
     ids[:, 1] = ids[:, 0]  # rows that are read twice
-    return Lookup(ids, b, 5), looped(lambda n: (F.embedding(ids[n], table) * b[n]).sum(), table)
+    return Lookup(ids, b, 5), loop_over_examples(
+        lambda n: (F.embedding(ids[n], table) * b[n]).sum(), table
+    )
 
 
-def tied():
+def make_tied():
     weight = torch.randn(5, 3, dtype=F64, requires_grad=True)
     ids, c = torch.randint(0, 5, (N, 4)), randn(N, 4, 3)
     a, b = randn(N, 2, 3), randn(N, 2, 5)
@@ -88,13 +90,13 @@ def tied():
     def loss(n):
         return (F.embedding(ids[n], weight) * c[n]).sum() + (F.linear(a[n], weight) * b[n]).sum()
 
-    return Tied(Lookup(ids, c, 5), Outer(a, b)), looped(loss, weight)
+    return Tied(Lookup(ids, c, 5), Outer(a, b)), loop_over_examples(loss, weight)
 
 
 def norm():
     module = nn.LayerNorm(3).double()
     x, b = randn(N, 3), randn(N, 3)
-    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    rows = loop_over_examples(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
     whole = torch.stack(rows)
     return PerExample({"weight": whole[:, :3], "bias": whole[:, 3:]}), rows
 
@@ -104,11 +106,11 @@ KINDS = {
     "linear on sequences": lambda: linear(2),
     "convolution": lambda: convolution("image"),
     "rows of groups": lambda: convolution("rows"),
-    "rows of groups with one position": one_position,
+    "rows of groups with one position": make_one_position,
     "patches": lambda: convolution("patched"),
     "gradients of groups": lambda: convolution("materialised"),
     "embedding": lookup,
-    "tied": tied,
+    "tied": make_tied,
     "norm": norm,
 }
 READ_BY_CLIPPING = [name for name in KINDS if name != "patches"]
@@ -121,7 +123,7 @@ def flat(block):
     return block.per_example().reshape(block.batch_size, -1)
 
 
-def summed(block, weights, excluded=None):
+def sum_block(block, weights, excluded=None):
     total = block.weighted_sum(weights, excluded)
     if isinstance(total, dict):
         return torch.cat([x.flatten() for x in total.values()])
@@ -171,20 +173,20 @@ def test_merged_rows_have_the_sum_of_their_gradients(name, count, size):
     assert merged.batch_size == count
     assert_close(flat(merged), expected, **CLOSE)
     weights = torch.rand(count, dtype=F64)
-    assert_close(summed(merged, weights), weights @ expected, **CLOSE)
+    assert_close(sum_block(merged, weights), weights @ expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_the_weighted_sum_leaves_excluded_examples_out(name):
     block, rows = make_block(name)
     weights = torch.rand(N, dtype=F64)
-    assert_close(summed(block, weights), weights @ rows, **CLOSE)
+    assert_close(sum_block(block, weights), weights @ rows, **CLOSE)
     bad = torch.arange(N) == 2
     kept = weights.masked_fill(bad, 0.0)
-    assert_close(summed(spoilt(block), weights, bad), kept @ rows, **CLOSE)
+    assert_close(sum_block(spoil_third(block), weights, bad), kept @ rows, **CLOSE)
 
 
-def spoilt(block):
+def spoil_third(block):
     """The block with NaN in all that its third example holds."""
 
     def spoil(x):
@@ -195,7 +197,7 @@ def spoilt(block):
         return x
 
     if isinstance(block, Tied):
-        return Tied(spoilt(block.lookup), spoilt(block.outer))
+        return Tied(spoil_third(block.lookup), spoil_third(block.outer))
     if isinstance(block, PerExample):
         return PerExample({role: spoil(g) for role, g in block.grads.items()})
     return type(block)(**{name: spoil(x) for name, x in vars(block).items()})
@@ -230,7 +232,7 @@ def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name, method):
     empty = block.select(slice(0, 0))
     found = per_example_norms(empty, None, method)
     assert found.norms.shape == (0,) and found.norms.dtype == F64
-    assert not summed(empty, torch.zeros(0, dtype=F64)).any()
+    assert not sum_block(empty, torch.zeros(0, dtype=F64)).any()
 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)

@@ -29,7 +29,7 @@ def root(d, condition, seed):
     return Dense(((q * values) @ q.T).float(), 1.0)
 
 
-def released(block, metric, method):
+def release_exactly(block, metric, method):
     """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
     it).
     """
@@ -65,7 +65,7 @@ def test_positions_that_cancel_do_not_hide_a_gradient(method, whiten, magnitude)
         metric = (
             Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
         )
-        norms, exact = released(Outer(a, b), metric, method)
+        norms, exact = release_exactly(Outer(a, b), metric, method)
         worst = max(worst, float((exact / norms).max()))
         factors = torch.clamp(1.0 / norms, max=1.0)
         assert float((factors * exact).max()) <= 1 + 1e-5
@@ -91,7 +91,7 @@ def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(kind, me
             x[:, :, 1], b[:, :, 1] = -x[:, :, 0] + 1e-2, b[:, :, 0]
             block = ConvBlock(x, b, (1, 1), (1, 1), (0, 0), (1, 1), 1, True, False)
         d_in, d_out = (64, 64) if kind == "linear" else (block.d_in, 48)
-        norms, exact = released(
+        norms, exact = release_exactly(
             block, Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)), method
         )
         assert bool((norms >= exact * (1 - 1e-6)).all())
@@ -120,7 +120,7 @@ def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, se
         if whiten
         else Kronecker()
     )
-    norms, exact = released(block, metric, method)
+    norms, exact = release_exactly(block, metric, method)
     assert bool((norms >= exact * (1 - 1e-6)).all())
     assert bool((norms <= exact * (1 + 5e-3) + 1e-30).all()), (norms / exact).max()
 
@@ -141,7 +141,7 @@ def test_convolutions_are_bounded_too(seed, method, groups):
         if groups == 1
         else Kronecker()
     )
-    norms, exact = released(block, metric, method)
+    norms, exact = release_exactly(block, metric, method)
     assert bool((norms >= exact * (1 - 1e-6)).all())
     assert bool((norms <= exact * (1 + 1e-2)).all())
 
@@ -229,7 +229,7 @@ def test_gradients_along_flat_directions_are_bounded(kind, method, d, monkeypatc
             x, y = (rows.mT.reshape(3, d, 2, 1).contiguous() for rows in (a, b))
             block = ConvBlock(x, y, (1, 1), (1, 1), (0, 0), (1, 1), 1, True, False)
         metric = Kronecker(root(d, 1e9, seed), root(d, 1e9, seed + 1))
-        norms, exact = released(
+        norms, exact = release_exactly(
             block,
             eigenbasis(d, seed) if method == "eigenbasis" else metric,
             "materialised" if method == "eigenbasis" else method,

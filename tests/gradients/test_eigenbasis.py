@@ -148,7 +148,7 @@ def test_tied_tables_equal_the_explicit_matrix(s, t, turns):
 # -- upper bounds in float32 -----------------------------------------------------------------------
 
 
-def released(block, metric):
+def release_exactly(block, metric):
     """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
     it).
     """
@@ -203,7 +203,7 @@ def test_norms_are_upper_bounds_where_positions_cancel(kind, magnitude, conditio
     else:
         sizes = (d_in, d_out) if kind == "tied" else dims(block)
         metric = single(entry(*sizes, seed, "both", condition))
-    norms, exact = released(block, metric)
+    norms, exact = release_exactly(block, metric)
     assert bool((norms >= exact * (1 - 1e-6)).all()), (exact / norms).max()
 
 

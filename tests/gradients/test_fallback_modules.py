@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.testing import assert_close
 
-from tests.gradients.loop import assert_equals_a_loop, loss_fn, taped
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, record_gradients
 from tests.models import randn
 from tests.sessions import open_session
 
@@ -30,9 +30,9 @@ def test_attention_whose_batch_is_not_where_it_says():
     model = nn.MultiheadAttention(D, 2).double()
     x = randn(3, 5, D)
     with pytest.raises(ValueError, match="MultiheadAttention hides the batch axis"):
-        taped(model, lambda m, b: m(b, b, b)[0].sum((1, 2)), x, 3)
+        record_gradients(model, lambda m, b: m(b, b, b)[0].sum((1, 2)), x, 3)
     with pytest.raises(ValueError, match="hides the batch axis"):
-        taped(model, lambda m, b: m(b, b, b)[0].sum(1), x[:, 0], 3)
+        record_gradients(model, lambda m, b: m(b, b, b)[0].sum(1), x[:, 0], 3)
 
 
 # -- modules a user may write ----------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_bags_of_ids_with_offsets_are_refused():
     model = nn.EmbeddingBag(6, 3).double()
     ids, offsets = torch.randint(0, 6, (9,)), torch.tensor([0, 2, 3, 7])
     with pytest.raises(ValueError, match="offsets count from the beginning of the batch"):
-        taped(model, loss_fn, (ids, offsets), N)
+        record_gradients(model, loss_fn, (ids, offsets), N)
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -94,7 +94,10 @@ def test_under_autocast_inputs_are_narrower_than_the_parameters():
     def plain(m, batch):
         return (m(*batch)[..., 0] - 2).square().sum(1)
 
-    found, expected = taped(model, cast, (x,), 3), taped(model, plain, (x,), 3)
+    found, expected = (
+        record_gradients(model, cast, (x,), 3),
+        record_gradients(model, plain, (x,), 3),
+    )
     for one, other in zip(found, expected, strict=True):
         for name, gradient in other.items():
             assert float((one[name] - gradient).norm()) <= 0.1 * float(gradient.norm()) + 0.05, name
@@ -117,7 +120,7 @@ def test_randomness_that_no_module_declares_is_refused():
     with pytest.raises(
         ValueError, match="Noisy hides the batch axis: it holds parameters and draws random numbers"
     ):
-        taped(model, loss_fn, (randn(N, 3),), N)
+        record_gradients(model, loss_fn, (randn(N, 3),), N)
     batch = (randn(N, 3),)
     assert_equals_a_loop(model.eval(), batch)
 
@@ -139,7 +142,7 @@ def test_dropout_inside_is_refused_by_name_and_without_effect_accepted():
     with pytest.raises(
         ValueError, match="Read hides the batch axis: it holds parameters and draws random numbers"
     ):
-        taped(model, loss_fn, batch, N)
+        record_gradients(model, loss_fn, batch, N)
     model[1].inner.p = 0.0  # what the message says
     assert_equals_a_loop(model, batch)
 
@@ -162,7 +165,7 @@ class Remembering(nn.Module):
 def test_a_repeated_pass_leaves_no_trace_on_a_module():
     model = nn.Sequential(Remembering(), nn.Linear(D, 2, dtype=torch.float64))
     batch = (randn(N, D),)
-    taped(model, loss_fn, batch, N)
+    record_gradients(model, loss_fn, batch, N)
     inner = model[0]
     assert inner.calls == 1
     assert_close(inner.doubled, 2 * inner.weight)

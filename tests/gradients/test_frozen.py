@@ -15,7 +15,7 @@ from tests.gradients.loop import record
 DEPTH = 6
 
 
-def visited(losses, differentiate):
+def visit_nodes(losses, differentiate):
     """Autograd nodes that run while something is differentiated."""
     nodes, stack, ran = set(), [losses.grad_fn], []
     while stack:
@@ -45,7 +45,7 @@ def run(model, ids):
     with tape:
         losses = model(ids).square().flatten(1).sum(1)
     calls = {}
-    count = visited(losses, lambda: calls.update(tape.backward(losses)))
+    count = visit_nodes(losses, lambda: calls.update(tape.backward(losses)))
     return count, set(calls)
 
 
@@ -74,8 +74,10 @@ def test_an_input_that_requires_a_gradient_is_not_differentiated():
     tape = Tape(plain, find_layers(plain))
     with tape:
         losses = plain(x).square().flatten(1).sum(1)
-    everything = visited(losses, lambda: torch.autograd.grad(losses.sum(), [x], retain_graph=True))
-    needed = visited(losses, lambda: tape.backward(losses))
+    everything = visit_nodes(
+        losses, lambda: torch.autograd.grad(losses.sum(), [x], retain_graph=True)
+    )
+    needed = visit_nodes(losses, lambda: tape.backward(losses))
     assert needed < everything - 3
     assert x.grad is None
 

@@ -159,7 +159,7 @@ class _Squared(torch.autograd.Function):
         return g - g.mean(0)
 
 
-def _counted(m, x):
+def _count(m, x):
     m.count = m.count + 1
     return m.body(x)
 
@@ -170,7 +170,7 @@ def _keep(m, x):
     return h
 
 
-def _buffered(m, x):
+def _update_buffer(m, x):
     h = m.body(x)
     m.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
     return h
@@ -179,46 +179,46 @@ def _buffered(m, x):
 _seen = []
 
 
-def _listed(m, x):
+def _append(m, x):
     h = m.body(x)
     _seen.append(h.detach())
     return h
 
 
-def _hooked(m, x):
+def _hook(m, x):
     h = m.body(x)
     h.register_hook(lambda g: g - g.mean(0))
     return h
 
 
-def _after(change):
+def _change_output(change):
     return lambda m, x: change(m.body(x))
 
 
 @pytest.mark.parametrize(
     "forward",
     [
-        _after(lambda h: h - h.mean(0)),
-        _after(lambda h: h.softmax(0)),
-        _after(lambda h: h + h[:1]),
-        _after(lambda h: h.T.reshape(h.shape)),
-        _after(lambda h: h[torch.randperm(len(h))]),
-        _after(lambda h: h / len(h)),
-        _after(lambda h: h * torch.arange(len(h)).unsqueeze(1)),
-        _after(lambda h: h * torch.ones(len(h)).sum()),
-        _after(lambda h: torch.cat([h[: len(h) // 2], h[len(h) // 2 :] + h[:1]])),
-        _after(lambda h: h * 2 if h.max() > 0 else h),
-        _after(lambda h: torch.cat([h[:4], h[4:] + h[: len(h[4:])]]) if len(h) > 4 else h),
-        _after(lambda h: h * 2 if len(h) > 4 else h),
-        _after(lambda h: h if len(h) % 2 else -h),
-        _after(lambda h: h * float(len(h) > 4)),
-        _after(lambda h: F.batch_norm(h, None, None, training=True)),
-        _after(_Squared.apply),
-        _counted,
+        _change_output(lambda h: h - h.mean(0)),
+        _change_output(lambda h: h.softmax(0)),
+        _change_output(lambda h: h + h[:1]),
+        _change_output(lambda h: h.T.reshape(h.shape)),
+        _change_output(lambda h: h[torch.randperm(len(h))]),
+        _change_output(lambda h: h / len(h)),
+        _change_output(lambda h: h * torch.arange(len(h)).unsqueeze(1)),
+        _change_output(lambda h: h * torch.ones(len(h)).sum()),
+        _change_output(lambda h: torch.cat([h[: len(h) // 2], h[len(h) // 2 :] + h[:1]])),
+        _change_output(lambda h: h * 2 if h.max() > 0 else h),
+        _change_output(lambda h: torch.cat([h[:4], h[4:] + h[: len(h[4:])]]) if len(h) > 4 else h),
+        _change_output(lambda h: h * 2 if len(h) > 4 else h),
+        _change_output(lambda h: h if len(h) % 2 else -h),
+        _change_output(lambda h: h * float(len(h) > 4)),
+        _change_output(lambda h: F.batch_norm(h, None, None, training=True)),
+        _change_output(_Squared.apply),
+        _count,
         _keep,
-        _buffered,
-        _listed,
-        _hooked,
+        _update_buffer,
+        _append,
+        _hook,
     ],
 )
 def test_a_program_that_mixes_or_remembers_is_not_captured(forward):

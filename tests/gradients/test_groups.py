@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from dpkfc.data.loading import layout
 from tests.gradients.cases import CASES, build, loss_fn, sum_examples
-from tests.gradients.whitened import looped
+from tests.gradients.whitened import loop_gradients
 from tests.zoo.brute_force import clipped_sum as clipped_sum_of
 from tests.zoo.brute_force import norm_of
 
@@ -27,7 +27,7 @@ def table():
 
 def brute_force(model, batch, reduction, bound):
     """One unit at a time: the gradient of the mean (sum) of its losses, clipped."""
-    rows = looped(model, batch, loss_fn)
+    rows = loop_gradients(model, batch, loss_fn)
     units = []
     for row in table():
         own = [rows[i] for i in row[row >= 0]]

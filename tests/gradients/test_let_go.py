@@ -34,7 +34,7 @@ def network():
     ).double()
 
 
-def taped(model):
+def record_calls(model):
     """The calls of one pass, of which nothing else refers to the inputs and the gradients."""
     return record(
         model,
@@ -65,15 +65,15 @@ class Held:
         return [name for name, pair in self._pairs.items() if any(x.expired() for x in pair)]
 
 
-def noted(monkeypatch, owner, what, held):
+def note_memory(monkeypatch, owner, what, held):
     """What was in memory whenever a function was called, and behind its last call."""
     seen, own = list[list[str]](), getattr(owner, what)
 
-    def wrapped(*args, **more):
+    def call_and_note(*args, **more):
         seen.append(held())
         return own(*args, **more)
 
-    monkeypatch.setattr(owner, what, wrapped)
+    monkeypatch.setattr(owner, what, call_and_note)
     return seen
 
 
@@ -94,11 +94,11 @@ def test_a_pair_is_let_go_when_it_has_been_used(name, monkeypatch):
     """
     kind, method, at_once = CASES[name]
     model = network()
-    layers, calls = find_layers(model), taped(model)
+    layers, calls = find_layers(model), record_calls(model)
     held = Held(calls)
     assert held() == NAMES and not held.half()
-    at_norms = noted(monkeypatch, clipped_summer, "per_example_norms", held)
-    at_sums = noted(monkeypatch, Outer, "weighted_sum", held)
+    at_norms = note_memory(monkeypatch, clipped_summer, "per_example_norms", held)
+    at_sums = note_memory(monkeypatch, Outer, "weighted_sum", held)
     metric = {} if kind == "none" else metric_of(layers, kind)
     summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
     summer.add(calls, N)
@@ -111,10 +111,10 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch):
     """A narrow layer's gradients are kept for the sum, and its pair is not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
-    calls = taped(model)
+    calls = record_calls(model)
     held = Held(calls)
-    at_norms = noted(monkeypatch, clipped_summer, "per_example_norms", held)
-    at_sums = noted(monkeypatch, MaterializedGradients, "weighted_sum", held)
+    at_norms = note_memory(monkeypatch, clipped_summer, "per_example_norms", held)
+    at_sums = note_memory(monkeypatch, MaterializedGradients, "weighted_sum", held)
     ClippedSummer(
         find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))
     ).add(calls, N)
@@ -123,7 +123,7 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch):
 
 def test_an_error_lets_go_of_everything(monkeypatch):
     model = network()
-    calls = taped(model)
+    calls = record_calls(model)
     held = Held(calls)
 
     def fails(*_):

@@ -34,7 +34,7 @@ def classifier(n=6):
     return nn.Linear(4, 3), (torch.randn(n, 4), torch.arange(n) % 3)
 
 
-def moved(losses, bank):
+def shift_losses(losses, bank):
     return losses * (1 + float(torch.stack(list(bank)).mean())) if len(bank) > 3 else losses
 
 
@@ -45,7 +45,7 @@ class Memory:
         self.rows, self.seen, self.inner = deque(maxlen=8), 0, {"mean": [np.zeros(2)]}
 
     def __call__(self, model, batch):
-        losses = moved(cross_entropy(model, batch), self.rows)
+        losses = shift_losses(cross_entropy(model, batch), self.rows)
         self.rows.extend(batch[0].mean(1))
         self.seen += len(batch[0])
         self.inner["mean"][0] += float(batch[0].mean())
@@ -58,11 +58,11 @@ class Memory:
         return len(self.rows), self.seen, int(self.inner["mean"][0].any())
 
 
-def in_a_partial(memory, model, batch, *, factor=1.0):
+def remember_in_partial(memory, model, batch, *, factor=1.0):
     return memory(model, batch) * factor
 
 
-def in_a_closure(memory):
+def remember_in_closure(memory):
     rebound, holders = 0.0, {"own": [memory]}
 
     def loss(model, batch):
@@ -80,8 +80,8 @@ def in_a_closure(memory):
 WAYS = {
     "the object itself": lambda memory: memory,
     "its method": lambda memory: memory.loss,
-    "a partial": lambda memory: partial(in_a_partial, memory, factor=1.0),
-    "a closure": in_a_closure,
+    "a partial": lambda memory: partial(remember_in_partial, memory, factor=1.0),
+    "a closure": remember_in_closure,
     "a default": lambda memory: lambda model, batch, held=memory: held(model, batch),
 }
 
@@ -99,17 +99,17 @@ def test_a_memory_is_put_back_after_each_call(way, caplog):
     assert caplog.text.count("loss_fn changes variables that may depend on private examples") == 1
 
 
-def globally(model, batch):
+def remember_globally(model, batch):
     global MEAN
     MEAN = 0.9 * MEAN + float(batch[0].mean())
-    losses = moved(cross_entropy(model, batch), BANK)
+    losses = shift_losses(cross_entropy(model, batch), BANK)
     BANK.extend(batch[0].mean(1))
     return [one for one in (losses + 0 * MEAN for _ in range(1))][0]
 
 
 def test_global_variables_too():
     model, batch = classifier()
-    first, second = (make_stateless(globally)(model, batch) for _ in range(2))
+    first, second = (make_stateless(remember_globally)(model, batch) for _ in range(2))
     assert torch.equal(first, second) and not BANK and MEAN == 0.0
 
 
@@ -201,12 +201,12 @@ def test_ordinary_losses_are_left_cross_entropy(caplog):
     assert torch.equal(losses, loss(model, batch)) and weight.sum() == 3 and not caplog.text
     model.shown = []
 
-    def on_the_model(model, batch):
+    def append_and_interrupt(model, batch):
         model.shown.append(batch[0])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_stateless(on_the_model)(model, batch)
+        make_stateless(append_and_interrupt)(model, batch)
     assert len(model.shown) == 1  # looked after by the pass, which needs it until its end
 
 

@@ -279,18 +279,18 @@ def test_extra_state_that_follows_the_data_is_refused(verify):
 # -- plain attributes ------------------------------------------------------------------------------
 
 
-def initialised(m, x):
+def remember_first(m, x):
     if m.state is None:
         m.state = x.mean(0)
     return x - m.state
 
 
-def running(m, x):
+def remember_average(m, x):
     m.state = x.mean(0) if m.state is None else 0.9 * m.state + 0.1 * x.detach().mean(0)
     return x - m.state if not m.training else x
 
 
-def in_place(m, x):
+def remember_in_place(m, x):
     m.state = torch.zeros(4, dtype=x.dtype) if m.state is None else m.state
     y = x + m.state
     m.state.data.add_(x.detach().mean(0))
@@ -304,7 +304,7 @@ def previous(m, x):
     return y
 
 
-def as_array(m, x):
+def remember_array(m, x):
     y = x if m.state is None else x + torch.from_numpy(m.state["mean"])
     m.state = {"mean": x.detach().numpy().mean(0)}
     return y
@@ -319,7 +319,7 @@ class Keeps(nn.Module):
         return self.work(self, x)
 
 
-MEMORIES = [initialised, running, in_place, previous, as_array]
+MEMORIES = [remember_first, remember_average, remember_in_place, previous, remember_array]
 
 
 @pytest.mark.parametrize("work", MEMORIES, ids=lambda f: f.__name__)
@@ -331,7 +331,7 @@ def test_a_memory_of_examples_is_refused_by_module_and_attribute(work):
 
 
 def test_an_opacus_script_refuses_it_too():
-    model = nn.Sequential(Keeps(running), nn.Linear(4, 3)).double()
+    model = nn.Sequential(Keeps(remember_average), nn.Linear(4, 3)).double()
     engine, model, optimizer, batches = opacus_cases.private(model, data_loader=private_loader())
     with pytest.raises(ValueError, match="keeps 'state' of the module '0'|example alone"):
         opacus_cases.train(model, optimizer, batches)
@@ -380,7 +380,7 @@ class Shown(nn.Module):
         return x * self.attention
 
 
-def penalised(model, batch):
+def add_penalty(model, batch):
     return cross_entropy(model, batch) + 0.1 * model[0].penalty
 
 
@@ -392,7 +392,7 @@ def test_what_a_pass_leaves_to_look_at_is_gone_after_it(verify, caplog):
     with session(Shown(), verify=verify) as s:
         before = s.model[0].inner.weight.detach().clone()
         for batch in s.batches():
-            s.step(batch, penalised)
+            s.step(batch, add_penalty)
             shown = s.model[0]
             assert shown.attention is None and shown.penalty == 0.0 and shown.history == []
         assert not torch.equal(before, s.model[0].inner.weight)
@@ -452,13 +452,13 @@ def test_an_opacus_loss_reads_variables_until_the_step():
             self.shown.append(output)
             self.last = output
 
-    def put(store, module, args, output):
+    def store_output(store, module, args, output):
         store["last"] = output
 
     trainer, store = Trainer(), {}
     first = nn.Identity()
     first.register_forward_hook(trainer.keep)
-    first.register_forward_hook(partial(put, store))
+    first.register_forward_hook(partial(store_output, store))
     for model, x, _ in opacus_script(first):
         model(x + 1)
         assert len(trainer.shown) == 2 and trainer.last is trainer.shown[1] is store["last"]

@@ -22,7 +22,7 @@ N = 64
 Example = tuple[Tensor, Tensor]
 
 
-def per_position(model, batch):
+def list_by_position(model, batch):
     return (model(batch[0]) * batch[1]).flatten(1).sum(1)
 
 
@@ -43,7 +43,7 @@ def random(width, out, lengths):
     ]
 
 
-def cancelling(width, out, lengths):
+def draw_cancelling(width, out, lengths):
     """Positions that cancel but for a small rest."""
     found = []
     for t in lengths:
@@ -119,7 +119,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("kind", [random, cancelling])
+@pytest.mark.parametrize("kind", [random, draw_cancelling])
 @pytest.mark.parametrize(("width", "out"), [(64, 48), (64, 8)])  # by Gram matrices, and formed
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("lengths", [(16, 64), (1, 5)])
@@ -128,7 +128,7 @@ def test_a_longer_neighbour_does_not_move_the_others(kind, width, out, metric, l
     model = nn.Linear(width, out)
     examples = kind(width, out, [lengths[0]] * N + [lengths[1]])
     session = session_of(model, examples, padded, **METRICS[metric](width))
-    assert change(session, per_position) <= 1 + N * 2e-6
+    assert change(session, list_by_position) <= 1 + N * 2e-6
 
 
 @pytest.mark.parametrize("value", [1e20, float("nan"), float("inf"), 1e-20])

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.discovery import find_layers
-from tests.gradients.whitened import clipped
+from tests.gradients.whitened import clip_in_library
 
 F64 = torch.float64
 
@@ -43,7 +43,7 @@ def loss_fn(net, batch):
 
 
 def sum_by_layers(net, x, y, c):
-    return clipped(net, find_layers(net), (x, y), loss_fn, Clip(c, "per_layer"))[1]
+    return clip_in_library(net, find_layers(net), (x, y), loss_fn, Clip(c, "per_layer"))[1]
 
 
 @pytest.mark.parametrize("c", [1e-3, 0.3, 1e3])

@@ -105,7 +105,7 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
 FEATURES = Heard()
 
 
-def queued(h):
+def queue_features(h):
     """Add the features of the batch before, which no restored attribute holds."""
     FEATURES.append(h.detach())
     if len(FEATURES) > 1:
@@ -129,7 +129,7 @@ class Inner(nn.Module):
         return self.b(self.change(self.a(x).tanh()))
 
 
-@pytest.mark.parametrize("change", [queued, mixing_backward])
+@pytest.mark.parametrize("change", [queue_features, mixing_backward])
 def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(change):
     torch.manual_seed(0)
     session = open_session(Inner(change), rows())
@@ -188,7 +188,7 @@ def padded(rows):
     return ids, torch.tensor([label for _, label in rows])
 
 
-def listed(rows):
+def collate_lists(rows):
     return [ids for ids, _ in rows], torch.tensor([label for _, label in rows])
 
 
@@ -241,7 +241,7 @@ def test_a_list_of_records_as_long_as_the_batch_is_no_mixing():
         def forward(self, texts):
             return torch.cat([super(OfLists, self).forward(ids[None]) for ids in texts])
 
-    train_on_texts(OfLists(), listed)
+    train_on_texts(OfLists(), collate_lists)
 
 
 def test_a_list_of_series_as_long_as_the_batch_is_no_mixing():
@@ -252,7 +252,7 @@ def test_a_list_of_series_as_long_as_the_batch_is_no_mixing():
             return torch.stack([self.head(steps).tanh().mean(0) for steps in series])
 
     def listed_series(rows):
-        ids, labels = listed(rows)
+        ids, labels = collate_lists(rows)
         return [x[:, None] * torch.ones(4).double() for x in ids], labels
 
     model = OfSeries()

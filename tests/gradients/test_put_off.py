@@ -17,7 +17,7 @@ from tests.patching import patch_linalg
 N, T, D, V = 3, 6, 160, 200
 
 
-def cancelling(width):
+def draw_cancelling(width):
     """Rows each followed by all but its opposite."""
     x = torch.randn(N, T // 2, 1, width)
     return torch.cat([x, 1e-4 * torch.randn(x.shape) - x], 2).flatten(1, 2)
@@ -25,8 +25,8 @@ def cancelling(width):
 
 def blocks():
     torch.manual_seed(0)
-    outer = Outer(cancelling(D), torch.randn(N, 1, V).expand(-1, T, -1).contiguous())
-    lookup = Lookup(torch.ones(N, T, dtype=torch.int64), cancelling(D), V)
+    outer = Outer(draw_cancelling(D), torch.randn(N, 1, V).expand(-1, T, -1).contiguous())
+    lookup = Lookup(torch.ones(N, T, dtype=torch.int64), draw_cancelling(D), V)
     return {"outer": outer, "lookup": lookup, "tied": Tied(lookup, outer)}
 
 

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from tests.gradients.loop import assert_equals_a_loop, loss_fn, taped
-from tests.gradients.whitened import clipped
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, record_gradients
+from tests.gradients.whitened import clip_in_library
 from tests.models import randn
 
 KINDS = {
@@ -115,7 +115,7 @@ def test_a_broken_example_stays_alone(kind):
     for rows in ([0, 1, 2], [0, 2]):
         part = x.clone()
         part[1, 2, 0] = float("nan")
-        sums.append(clipped(model, layers, (part[rows],), loss_fn, 0.5)[1])
+        sums.append(clip_in_library(model, layers, (part[rows],), loss_fn, 0.5)[1])
     for name, total in sums[0].items():
         assert_close(total, sums[1][name], rtol=1e-12, atol=1e-13)
 
@@ -126,7 +126,7 @@ def test_dropout_between_layers_hides_the_batch_axis():
     with pytest.raises(
         ValueError, match="LSTM hides the batch axis.*dropout is drawn between layers"
     ):
-        taped(model, loss_fn, batch, 3)
+        record_gradients(model, loss_fn, batch, 3)
     model.eval()
     assert_equals_a_loop(model, batch)
 

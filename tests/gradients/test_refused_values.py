@@ -54,12 +54,12 @@ def constant_for_some(model, batch):
     return losses * is_kept if is_kept.all() else torch.zeros_like(batch[1])
 
 
-def sliced(model, batch):
+def take_ends(model, batch):
     ends = [int(x) for x in batch[0][:, 2]]
     return model(batch[0]) + torch.tensor([float(end) for end in ends], dtype=batch[0].dtype)
 
 
-def powered(model, batch):
+def take_powers(model, batch):
     powers = [math.exp(float(x)) for x in batch[0][:, 2]]
     return model(batch[0]) * torch.tensor(powers, dtype=batch[0].dtype)
 
@@ -70,9 +70,9 @@ LOSSES = [
     (gaussian, (), math.nan),
     (gaussian, (), math.inf),
     (factorised, (), math.nan),
-    (sliced, (), math.nan),
-    (sliced, (), math.inf),
-    (powered, (), 1e6),
+    (take_ends, (), math.nan),
+    (take_ends, (), math.inf),
+    (take_powers, (), 1e6),
     (constant_for_some, (nn.Sigmoid(),), 100.0),
 ]
 
@@ -105,23 +105,23 @@ class OwnError(Exception):
     """What no library raises."""
 
 
-def by_label(x):
+def refuse_by_label(x):
     F.cross_entropy(torch.zeros(len(x), 2), 7 * (x[:, 2] > 50).long(), reduction="none")
 
 
-def by_embedding(x):
+def refuse_by_embedding(x):
     F.embedding(10 * (x[:, 2] > 50).long(), torch.zeros(3, 2))
 
 
-def by_numpy(x):
+def refuse_by_numpy(x):
     np.linalg.inv(np.diag((x[:, 2] < 50).double().numpy()))
 
 
-def by_assert(x):
+def refuse_by_assert(x):
     assert bool((x[:, 2] < 50).all())
 
 
-def raising(error):
+def make_check(error):
     def check(x):
         if bool((x[:, 2] > 50).any()):
             raise error
@@ -129,8 +129,10 @@ def raising(error):
     return check
 
 
-CHECKS = [by_label, by_embedding, by_numpy, by_assert]
-CHECKS += map(raising, [KeyError("a"), ValueError("SECRET"), StopIteration(), OwnError("SECRET")])
+CHECKS = [refuse_by_label, refuse_by_embedding, refuse_by_numpy, refuse_by_assert]
+CHECKS += map(
+    make_check, [KeyError("a"), ValueError("SECRET"), StopIteration(), OwnError("SECRET")]
+)
 
 
 class Rows(torch.utils.data.Dataset[Batch]):
@@ -203,7 +205,7 @@ def test_a_record_on_which_user_code_raises_adds_what_a_nan_does(place, check, c
 )
 def test_an_error_that_comes_from_no_record_ends_the_run(error, verify):
     with pytest.raises((type(error), RuntimeError)):
-        run_with("loss", raising(error), data(100.0), verify=verify)
+        run_with("loss", make_check(error), data(100.0), verify=verify)
 
 
 def test_a_record_that_makes_the_model_write_its_weights_ends_the_run():

@@ -47,7 +47,7 @@ def low_rank(d, k=3):
     return LowRank(vectors, 0.5 + torch.rand(k, dtype=torch.float64), 0.7)
 
 
-def taped(model):
+def record_tape(model):
     layers, tape = find_layers(model), Tape(model, find_layers(model))
     x = randn(N, T, D)
     with tape:
@@ -79,7 +79,7 @@ def _share_side(side, factor):
 def test_sums_and_norms_are_those_of_layers_on_their_own(name, monkeypatch):
     torch.manual_seed(0)
     model, metric = Attention().double(), METRICS[name]()
-    layers, calls = taped(model)
+    layers, calls = record_tape(model)
     alone = {}
     for layer in layers:
         block = join_calls(layer, calls[layer.name], N)

@@ -29,7 +29,7 @@ from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.subspace import EMBEDDING
 from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
-from tests.gradients.whitened import looped
+from tests.gradients.whitened import loop_gradients
 from tests.models import randn
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
@@ -71,7 +71,7 @@ def flat(tensors):
     return torch.cat([x.flatten().double() for x in tensors.values()])
 
 
-def stacked(g, matrix, basis):
+def stack_by_definition(g, matrix, basis):
     """One example's contribution by definition: (embedding, residual), scaled and clipped."""
     w = matrix.T @ g
     r = g - matrix @ w
@@ -90,7 +90,7 @@ def stacked(g, matrix, basis):
     )
 
 
-def summed(model, batch, basis, sizes, loss=loss_fn):
+def sum_in_parts(model, batch, basis, sizes, loss=loss_fn):
     """The clipped sum in micro-batches of the given sizes, and the norms."""
     layers, start, norms = find_layers(model), 0, []
     summer = ClippedSummer(layers, basis, Clip(1.0, basis.clipping))
@@ -113,17 +113,17 @@ def assert_sum_is(found, model, parts, **close):
 def test_sums_and_norms_equal_a_loop(case):
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
-    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
+    matrix, rows = dense(model, basis), [flat(g) for g in loop_gradients(model, batch, loss_fn)]
     assert_close(matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12)
-    found, norms = summed(model, batch, basis, [4, 2])
-    assert_sum_is(found, model, [stacked(g, matrix, basis) for g in rows])
+    found, norms = sum_in_parts(model, batch, basis, [4, 2])
+    assert_sum_is(found, model, [stack_by_definition(g, matrix, basis) for g in rows])
     expected = [
         max((matrix.T @ g).norm() / 0.6, (g - matrix @ (matrix.T @ g)).norm() / 0.4) for g in rows
     ]
     assert_close(norms, torch.stack(expected), **CLOSE)
 
 
-def taped(model, layers, batch):
+def record_blocks(model, layers, batch):
     calls = record(model, layers, lambda: loss_fn(model, batch))
     return [(layer, join_calls(layer, calls[layer.name], len(batch[0]))) for layer in layers]
 
@@ -132,14 +132,16 @@ def taped(model, layers, batch):
 def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name):
     model, batch = build(next(case for case in CASES if case.name == name), n=7)
     basis, layers = basis_of(model, batch[0]), find_layers(model)
-    matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch, loss_fn)]
+    matrix, rows = dense(model, basis), [flat(g) for g in loop_gradients(model, batch, loss_fn)]
     summer, tape = ClippedSummer(layers, basis, Clip(1.0, basis.clipping)), Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)
     # the seventh row only fills the shape
     assert len(summer.add(tape.backward(losses), 7, Groups(3, 2))) == 3
     assert_sum_is(
-        summer.result(), model, [stacked(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)]
+        summer.result(),
+        model,
+        [stack_by_definition(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)],
     )
 
 
@@ -170,9 +172,9 @@ def test_a_broken_example_contributes_zero(name, value):
         return losses * torch.where(batch[2] > 0, losses.new_tensor(value), losses.new_ones(()))
 
     bad = torch.tensor([0, 0, 1, 0])
-    found, norms = summed(model, (*batch, bad), basis, [4], loss)
+    found, norms = sum_in_parts(model, (*batch, bad), basis, [4], loss)
     kept = tuple(x[bad == 0] for x in batch)
-    expected, _ = summed(model, kept, basis, [3])
+    expected, _ = sum_in_parts(model, kept, basis, [3])
     assert torch.equal(torch.isfinite(norms), bad == 0)
     for n in expected:
         assert_close(found[n], expected[n], **CLOSE)
@@ -263,15 +265,15 @@ def test_float32_residuals_that_cancel_stay_below_the_bound(name, scale):
     basis, layers = basis_of(model, batch[0], rank=5, groups=1, **own), find_layers(model)
     for i in range(5):
         one = tuple(x[i : i + 1] for x in batch)
-        found, _ = summed(model, one, basis, [1], lambda m, b: loss_fn(m, b) * scale)
+        found, _ = sum_in_parts(model, one, basis, [1], lambda m, b: loss_fn(m, b) * scale)
         residual = torch.cat([found[n].double().flatten() for n in trainable(model)])
         assert float(residual.norm()) <= 1 + 1e-5
         assert float(found[EMBEDDING].double().norm()) <= 1 + 1e-6
     defect = dense(model, basis).T @ dense(model, basis) - torch.eye(5, dtype=torch.float64)
     assert float(torch.linalg.matrix_norm(defect, 2)) <= basis.defect * (1 + 1e-6) + 1e-12
-    for layer, block in taped(model, layers, batch):
+    for layer, block in record_blocks(model, layers, batch):
         span = basis.spans[layer.name]
-        error = (block.inner_products(span) - _doubled(block, span)).norm(dim=1)
+        error = (block.inner_products(span) - _widen(block, span)).norm(dim=1)
         norms = per_example_norms(block, None).norms.double()
         assert bool((error <= product_error(block, span, norms, 1 + basis.defect) + 1e-30).all())
 
@@ -299,7 +301,7 @@ def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound():
     assert float(honest["weight"].norm()) > 1
 
 
-def _doubled(block, span):
+def _widen(block, span):
     def wide(value):
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 

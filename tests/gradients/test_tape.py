@@ -13,7 +13,7 @@ from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, loss_fn
 
 
-def clipped(model, batch, clip=1.0):
+def clip_batch(model, batch, clip=1.0):
     layers = find_layers(model)
     tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(clip))
     with tape:
@@ -27,10 +27,10 @@ def clipped(model, batch, clip=1.0):
 def test_a_broken_example_contributes_nothing(case, bad):
     model, (x, y) = build(case)
     kept = torch.tensor([0, 1, 3, 4])
-    _, expected = clipped(model, (x[kept], y[kept]))
+    _, expected = clip_batch(model, (x[kept], y[kept]))
     x = x.clone()
     x[2].view(-1)[0] = bad
-    factors, total = clipped(model, (x, y))
+    factors, total = clip_batch(model, (x, y))
     if not torch.isfinite(loss_fn(model, (x, y))[2]):
         assert factors[2] == 0
         for name in total:

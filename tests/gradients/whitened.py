@@ -111,13 +111,13 @@ def size_of(batch: Any) -> int:
     return len(next(iter(batch.values()) if isinstance(batch, Mapping) else iter(batch)))
 
 
-def looped(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor]]:
+def loop_gradients(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor]]:
     """The gradient of every single example by plain autograd."""
     singles = [example_rows(batch, [i]) for i in range(size_of(batch))]
     return gradients_of_each(model, singles, loss_fn)
 
 
-def clipped(
+def clip_in_library(
     model: nn.Module,
     layers: Sequence[Layer],
     batch: Any,
@@ -141,19 +141,19 @@ def check(
     layers = find_layers(model)
     metric = metric_of(layers, kind) if kind else {}
     rows = []
-    for grads in looped(model, batch, loss_fn):
+    for grads in loop_gradients(model, batch, loss_fn):
         row: dict[str, Tensor] = {}
         for layer in layers:
             row.update(whiten(layer, metric.get(layer.name), grads))
         rows.append(row)
     exact = torch.tensor([norm_of(row) for row in rows], dtype=torch.float64)
     c = float(exact.median())
-    norms, total = clipped(model, layers, batch, loss_fn, c, metric)
+    norms, total = clip_in_library(model, layers, batch, loss_fn, c, metric)
     assert_close(norms, exact, rtol=tolerance, atol=1e-12)
     assert bool((norms >= exact * (1 - 1e-14)).all())
     assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
     parts = [
-        clipped(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1]
+        clip_in_library(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1]
         for i in range(len(rows))
     ]
     for name, expected in clipped_sum(rows, c).items():

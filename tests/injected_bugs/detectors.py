@@ -32,7 +32,7 @@ FAULTS = (
 )
 
 
-def synced(subject, canaries):
+def check_syncs(subject, canaries):
     """Every charge is on the disk before its release exists: the ledger is synced between the
     two.
     """
@@ -78,7 +78,7 @@ def synced(subject, canaries):
 
 DETECTORS = {
     "accounting": lambda subject, _: list(check_accounting(subject.plan)),
-    "sync": synced,
+    "sync": check_syncs,
     "checkpoint": lambda subject, _: [check_checkpoints(subject)],
     "charges": lambda subject, _: check_charges(subject),
     "sampler": lambda subject, _: check_sampler(subject.plan, steps=size(400, 2000)),
@@ -102,7 +102,7 @@ SMALL = {
 }
 
 
-def caught(
+def find_leak(
     detector,
     subject,
     canaries,

@@ -16,12 +16,12 @@ from dpkfc.linalg import linear_norms as gram
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.input_cache import InputCache
 from dpkfc.privacy import mechanism
-from tests.injected_bugs.leak import COMMON, Leak, swapped
+from tests.injected_bugs.leak import COMMON, Leak, swap_function
 from tests.injected_bugs.subjects import C
 from tests.patching import patch_linalg
 
 
-def after_noise(m):
+def clip_after_noise(m):
     """Examples are summed as they are, and the noisy sum is clipped."""
     m.setattr(sums, "clip_factors", lambda found, *_: torch.isfinite(found).to(found))
 
@@ -30,14 +30,14 @@ def after_noise(m):
         length = divisor * math.sqrt(sum(float(x.square().sum()) for x in noisy.values()))
         return {name: x * min(1.0, C / length) for name, x in noisy.items()}
 
-    swapped(m, mechanism, "gaussian_release", release)
+    swap_function(m, mechanism, "gaussian_release", release)
 
 
 def norms_of(change):
     """Other norms for the clip, and the same sum; change(block, metric, real)."""
 
     def patch(m):
-        swapped(
+        swap_function(
             m,
             sums,
             "per_example_norms",
@@ -49,17 +49,17 @@ def norms_of(change):
     return patch
 
 
-def unwhitened(block, metric, real):
+def measure_unwhitened(block, metric, real):
     return real(block, None).norms
 
 
-def without_bias(block, metric, real):
+def leave_out_bias(block, metric, real):
     return real(
         replace(block, homogeneous=False) if isinstance(block, Outer) else block, metric
     ).norms
 
 
-def without(kind):
+def leave_out_blocks(kind):
     def change(block, metric, real):
         found = real(block, metric).norms
         return 0 * found if isinstance(block, kind) else found
@@ -67,7 +67,7 @@ def without(kind):
     return change
 
 
-def by_parts(block, metric, real):
+def clip_by_parts(block, metric, real):
     """As if the two uses of a tied weight were two parameters."""
     if not isinstance(block, Tied):
         return real(block, metric).norms
@@ -76,7 +76,7 @@ def by_parts(block, metric, real):
     )
 
 
-def in_half_precision(block, metric, real):
+def measure_in_half_precision(block, metric, real):
     return real(block, metric).norms.bfloat16().double()
 
 
@@ -94,11 +94,11 @@ def points_apart(m):
             name: sum(c * sums[name] for c, sums in weighted) for name in weighted[0][1]
         }, found[0][1]
 
-    swapped(m, session, "clipped_sum", clipped_sum)
+    swap_function(m, session, "clipped_sum", clipped_sum)
 
 
 def layout_of(change):
-    return lambda m: swapped(m, session, "layout", change)
+    return lambda m: swap_function(m, session, "layout", change)
 
 
 def views_apart(real, rows, bound, multiple, reduction, views):
@@ -119,9 +119,9 @@ def padding_counts(real, rows, bound, multiple, reduction, views):
     ]
 
 
-def of_micro_batches(m):
+def clip_micro_batches(m):
     """What is accumulated is clipped, not what an example adds to it."""
-    swapped(
+    swap_function(
         m,
         ClippedSummer,
         "add",
@@ -131,9 +131,9 @@ def of_micro_batches(m):
     )
 
 
-def by_the_median(m):
+def clip_by_median(m):
     """Adaptive clipping without noise: C is the median norm of the micro-batch."""
-    swapped(
+    swap_function(
         m,
         sums,
         "clip_factors",
@@ -154,7 +154,7 @@ def c_for_every_layer(m):
 
 
 def residual_unclipped(m):
-    swapped(
+    swap_function(
         m,
         subspace_clip,
         "clip_factors",
@@ -211,13 +211,13 @@ def denormal_factors(m):
     m.setattr(clip, "_LEAST", 0.0)
 
 
-def not_neutralised(m):
+def keep_nan(m):
     """An example that is not finite is multiplied by 0, which leaves NaN; what is NaN in the
     release is set to 0.
     """
     m.setattr(row_lengths, "_mask", lambda x, excluded, each=1: x)
     m.setattr(mechanism, "_check_finite", lambda tensors: None)
-    swapped(
+    swap_function(
         m,
         mechanism,
         "gaussian_release",
@@ -233,27 +233,36 @@ def late_rows_unclipped(m):
         factors[127:] = torch.isfinite(found[127:]).to(factors)
         return factors
 
-    swapped(m, sums, "clip_factors", own_factors)
+    swap_function(m, sums, "clip_factors", own_factors)
 
 
 SHARES = ("shares", "replay")
 LEAKS = [
-    Leak("clip after noise", after_noise),
-    Leak("norm before whitening", norms_of(unwhitened), subject="DP-KFC", canaries=("stretched",)),
-    Leak("norm before whitening (DP-NGD)", norms_of(unwhitened), subject="DP-NGD"),
-    Leak("biases left out of the norm", norms_of(without_bias)),
-    Leak("norm gains left out of the norm", norms_of(without(PerExample))),
-    Leak("embedding left out of the norm", norms_of(without(Lookup)), subject="texts"),
-    Leak("recurrent weights left out of the norm", norms_of(without(PerExample)), subject="LSTM"),
-    Leak("tied weights clipped by parts", norms_of(by_parts), subject="tied texts"),
-    Leak("norms rounded to half precision", norms_of(in_half_precision)),
+    Leak("clip after noise", clip_after_noise),
+    Leak(
+        "norm before whitening",
+        norms_of(measure_unwhitened),
+        subject="DP-KFC",
+        canaries=("stretched",),
+    ),
+    Leak("norm before whitening (DP-NGD)", norms_of(measure_unwhitened), subject="DP-NGD"),
+    Leak("biases left out of the norm", norms_of(leave_out_bias)),
+    Leak("norm gains left out of the norm", norms_of(leave_out_blocks(PerExample))),
+    Leak("embedding left out of the norm", norms_of(leave_out_blocks(Lookup)), subject="texts"),
+    Leak(
+        "recurrent weights left out of the norm",
+        norms_of(leave_out_blocks(PerExample)),
+        subject="LSTM",
+    ),
+    Leak("tied weights clipped by parts", norms_of(clip_by_parts), subject="tied texts"),
+    Leak("norms rounded to half precision", norms_of(measure_in_half_precision)),
     Leak("DiSK's two points clipped apart", points_apart, subject="DiSK"),
     Leak("augmented views clipped apart", layout_of(views_apart), subject="views"),
     Leak("records of a unit clipped apart", layout_of(records_apart), subject="patients"),
     Leak("padding counted as examples", layout_of(padding_counts), subject="padded micro-batches"),
     Leak("rows beyond the 127th not clipped", late_rows_unclipped, by=("batch sizes",)),
-    Leak("clip of the micro-batch", of_micro_batches),
-    Leak("clip at the median norm of the batch", by_the_median),
+    Leak("clip of the micro-batch", clip_micro_batches),
+    Leak("clip at the median norm of the batch", clip_by_median),
     Leak("every layer clipped to C", c_for_every_layer, subject="per-layer clipping"),
     Leak("GEP's residual not clipped", residual_unclipped, subject="GEP"),
     Leak(
@@ -283,7 +292,7 @@ LEAKS = [
     ),
     Leak(
         "an example that is not finite takes the noise away",
-        not_neutralised,
+        keep_nan,
         canaries=("NaN", "infinite", *COMMON),
     ),
 ]

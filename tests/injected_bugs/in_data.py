@@ -23,14 +23,14 @@ from dpkfc.privacy.rng import SamplingStream
 from dpkfc.session import Session
 from dpkfc.tracking import tracker
 from dpkfc.tracking.states import BatchAxis
-from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
+from tests.injected_bugs.leak import Leak, note_batches, note_sums, swap_function
 
 # -- the metric ------------------------------------------------------------------------------------
 
 
 def private_probe(m):
     """Curvature is measured on the batch that is about to be released."""
-    seen = noting_batches(m)
+    seen = note_batches(m)
 
     def sample(real, self, n, generator):
         own, batch, _ = seen[0]
@@ -38,13 +38,13 @@ def private_probe(m):
             return real(self, n, generator)
         return own._dataset[0][np.resize(batch.indices, n)].float(), None
 
-    swapped(m, FeatureNoise, "sample", sample)
+    swap_function(m, FeatureNoise, "sample", sample)
 
 
 def private_probe_size(m):
     """As many public examples as private ones were drawn."""
-    seen = noting_batches(m)
-    swapped(
+    seen = note_batches(m)
+    swap_function(
         m,
         KFAC,
         "probe_spec",
@@ -59,7 +59,7 @@ def private_probe_size(m):
 
 def uncovered(m):
     """A bias that no layer covers is stepped with its plain gradient."""
-    seen = noting_batches(m)
+    seen = note_batches(m)
 
     def keep_norm_weights(real, model):
         layers = real(model)
@@ -86,15 +86,15 @@ def uncovered(m):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    swapped(m, session, "find_layers", keep_norm_weights)
-    swapped(m, Session, "__init__", init)
+    swap_function(m, session, "find_layers", keep_norm_weights)
+    swap_function(m, Session, "__init__", init)
     m.setattr(session, "check_unchanged", lambda *_, **__: None)
     m.setattr(Session, "_apply", apply)
 
 
 def private_step_length(m):
     """The step is divided by the median norm of the batch."""
-    seen = noting_sums(m)
+    seen = note_sums(m)
 
     def apply(real, self, released):
         found = seen[0][1]
@@ -107,12 +107,12 @@ def private_step_length(m):
             ),
         )
 
-    swapped(m, Session, "_apply", apply)
+    swap_function(m, Session, "_apply", apply)
 
 
 def gradient_left(m):
     """The clipped sum stays in .grad, where a logger finds it."""
-    seen = noting_sums(m)
+    seen = note_sums(m)
 
     def step(real, self, *args):
         record = real(self, *args)
@@ -120,12 +120,12 @@ def gradient_left(m):
             p.grad = seen[0][0][name].to(p.dtype)
         return record
 
-    swapped(m, Session, "step", step)
+    swap_function(m, Session, "step", step)
 
 
 def sums_in_checkpoints(m):
-    seen = noting_sums(m)
-    swapped(
+    seen = note_sums(m)
+    swap_function(
         m,
         Session,
         "save",
@@ -148,11 +148,11 @@ def claim_batch_axis(m):
 # -- which batches are used ------------------------------------------------------------------------
 
 
-def skipping(broken):
+def skip_batch(broken):
     """A batch is left out because of what is in it."""
 
     def patch(m):
-        seen = noting_sums(m)
+        seen = note_sums(m)
 
         def step(real, self, batch, loss_fn):
             if len(batch.indices):
@@ -165,7 +165,7 @@ def skipping(broken):
                 raise FloatingPointError("NaN in the batch, which is left out")
             return real(self, clipped)
 
-        swapped(m, Session, "_release" if broken else "step", released if broken else step)
+        swap_function(m, Session, "_release" if broken else "step", released if broken else step)
 
     return patch
 
@@ -185,10 +185,10 @@ def epochs(m):
 
 def change_batches(change):
     """Batches changed by change(real, self, step, generator)."""
-    return lambda m: swapped(m, Poisson, "indices", change)
+    return lambda m: swap_function(m, Poisson, "indices", change)
 
 
-def until_not_empty(real, self, step, generator):
+def sample_until_not_empty(real, self, step, generator):
     while not len(found := real(self, step, generator)):
         pass
     return found
@@ -198,17 +198,17 @@ def cut_off(real, self, step, generator):
     return real(self, step, generator)[: round(1.1 * self.expected_batch_size)]
 
 
-def one_too_far(m):
+def sample_next_one(m):
     """The example after a sampled one is never sampled."""
 
     def gaps(real, *args):
         found, is_sampled = real(*args)
         return found + is_sampled, is_sampled
 
-    swapped(m, poisson_gaps, "_gaps", gaps)
+    swap_function(m, poisson_gaps, "_gaps", gaps)
 
 
-def from_a_seed(m):
+def sample_from_seed(m):
     m.setattr(
         SamplingStream,
         "generator",
@@ -219,8 +219,8 @@ def from_a_seed(m):
 # -- what is charged, and for how much -------------------------------------------------------------
 
 
-def every_second(m):
-    swapped(
+def charge_every_second(m):
+    swap_function(
         m,
         Ledger,
         "charge",
@@ -230,23 +230,23 @@ def every_second(m):
     )
 
 
-def after_release(m):
+def charge_after_release(m):
     def release(real, clipped, plan, noise, book, step):
         released = real(clipped, plan, noise, Ledger.open(None, plan.hash), step)
         book.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
         return released
 
-    swapped(m, release_pipeline, "release", release)
+    swap_function(m, release_pipeline, "release", release)
 
 
-def with_the_update(m):
+def charge_with_update(m):
     """The charge follows when the optimizer has stepped."""
 
     def apply(real, self, released):
         real(self, released)
         self._pipeline.match_release_count(self._step, self.ledger.count + 1)
 
-    swapped(
+    swap_function(
         m,
         release_pipeline,
         "release",
@@ -254,10 +254,10 @@ def with_the_update(m):
             clipped, plan, noise, Ledger.open(None, plan.hash), step
         ),
     )
-    swapped(m, Session, "_apply", apply)
+    swap_function(m, Session, "_apply", apply)
 
 
-def with_the_checkpoint(m):
+def charge_with_checkpoint(m):
     """Lines of the ledger wait for the next checkpoint."""
     late = []
 
@@ -271,10 +271,10 @@ def with_the_checkpoint(m):
 
     append = Ledger._append
     m.setattr(Ledger, "_append", lambda self, line: late.append((self, line)))
-    swapped(m, checkpoint, "write", save)
+    swap_function(m, checkpoint, "write", save)
 
 
-def not_synced(m):
+def skip_sync(m):
     """A line of the ledger is left to the operating system, which a power cut takes with it."""
 
     def write(descriptor, data, offset):
@@ -284,17 +284,17 @@ def not_synced(m):
     m.setattr(ledger, "_write", write)
 
 
-def as_two_releases(m):
+def account_two_releases(m):
     """Embedding and residual as two releases of σ each, each of a sample of its own."""
 
     def event(real, self, noise_multiplier):
         return dp_accounting.ComposedDpEvent([real(self, noise_multiplier * 2**0.5)] * 2)
 
-    swapped(m, Poisson, "event", event)
+    swap_function(m, Poisson, "event", event)
 
 
-def half_the_rate(m):
-    swapped(
+def account_half_the_rate(m):
+    swap_function(
         m,
         Poisson,
         "event",
@@ -304,7 +304,7 @@ def half_the_rate(m):
     )
 
 
-def as_poisson(m):
+def account_as_poisson(m):
     """Batches of one size under the event, the neighbours and the sensitivity of a Poisson
     sampler.
     """
@@ -317,8 +317,8 @@ def as_poisson(m):
     m.setattr(FixedSize, "neighbouring_relation", "add_or_remove_one")
 
 
-def of_half_the_steps(m):
-    swapped(
+def account_half_the_steps(m):
+    swap_function(
         m,
         Plan,
         "epsilon",
@@ -355,30 +355,30 @@ LEAKS = [
             ("half-batch mixup in the loss", "batch sizes"),
         )
     ),
-    Leak("an empty batch skipped", skipping(False)),
-    Leak("a batch skipped that holds NaN", skipping(True)),
+    Leak("an empty batch skipped", skip_batch(False)),
+    Leak("a batch skipped that holds NaN", skip_batch(True)),
     Leak("shuffled batches accounted as Poisson", epochs, by=SAMPLER),
     Leak(
         "empty batches drawn again",
-        change_batches(until_not_empty),
+        change_batches(sample_until_not_empty),
         subject="small batches",
         by=SAMPLER,
     ),
     Leak("large batches cut off", change_batches(cut_off), by=SAMPLER),
-    Leak("gaps that are off by one", one_too_far, by=SAMPLER),
-    Leak("batches drawn from a fixed seed", from_a_seed, by=SAMPLER),
-    Leak("half the sampling rate accounted", half_the_rate, by=SAMPLER),
+    Leak("gaps that are off by one", sample_next_one, by=SAMPLER),
+    Leak("batches drawn from a fixed seed", sample_from_seed, by=SAMPLER),
+    Leak("half the sampling rate accounted", account_half_the_rate, by=SAMPLER),
     Leak(
         "batches of one size accounted as Poisson",
-        as_poisson,
+        account_as_poisson,
         subject="batches of one size",
         by=SAMPLER,
     ),
-    Leak("a step not charged", every_second, by=CHARGES),
-    Leak("a charge after the noise is drawn", after_release, by=CHARGES),
-    Leak("a charge with the update, lost in a crash", with_the_update, by=CHARGES),
-    Leak("charges that wait for a checkpoint", with_the_checkpoint, by=CHARGES),
-    Leak("a charge that is not synced", not_synced, by=("sync",)),
-    Leak("GEP accounted as two releases", as_two_releases, subject="GEP", by=ACCOUNTING),
-    Leak("ε of half the steps reported", of_half_the_steps, by=ACCOUNTING),
+    Leak("a step not charged", charge_every_second, by=CHARGES),
+    Leak("a charge after the noise is drawn", charge_after_release, by=CHARGES),
+    Leak("a charge with the update, lost in a crash", charge_with_update, by=CHARGES),
+    Leak("charges that wait for a checkpoint", charge_with_checkpoint, by=CHARGES),
+    Leak("a charge that is not synced", skip_sync, by=("sync",)),
+    Leak("GEP accounted as two releases", account_two_releases, subject="GEP", by=ACCOUNTING),
+    Leak("ε of half the steps reported", account_half_the_steps, by=ACCOUNTING),
 ]

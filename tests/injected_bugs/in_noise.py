@@ -11,15 +11,15 @@ from dpkfc.privacy import mechanism
 from dpkfc.privacy.mechanism import Released
 from dpkfc.privacy.rng import NoiseStream, draw_key
 from dpkfc.session import Session
-from tests.injected_bugs.leak import Leak, noting_batches, swapped
+from tests.injected_bugs.leak import Leak, note_batches, swap_function
 from tests.injected_bugs.subjects import C
 
 
-def scaled(share):
+def scale_stddev(share):
     """The standard deviation times share(stddev, divisor)."""
 
     def patch(m):
-        swapped(
+        swap_function(
             m,
             mechanism,
             "gaussian_release",
@@ -31,7 +31,7 @@ def scaled(share):
     return patch
 
 
-def without_sensitivity(m):
+def forget_sensitivity(m):
     m.setattr(Plan, "stddev", property(lambda plan: plan.noise_multiplier))
 
 
@@ -54,8 +54,8 @@ def per_micro_batch(same_seed):
                 norms = torch.cat([norms.to(found), found])
             return total, norms
 
-        swapped(m, session, "clipped_sum", clipped_sum)
-        swapped(
+        swap_function(m, session, "clipped_sum", clipped_sum)
+        swap_function(
             m,
             mechanism,
             "gaussian_release",
@@ -79,24 +79,24 @@ def sharded(m):
         ]
         return shards[0] | shards[1]
 
-    swapped(m, mechanism, "gaussian_release", release)
+    swap_function(m, mechanism, "gaussian_release", release)
 
 
-def without_one(m):
+def leave_last_bare(m):
     """The last bias, three numbers, is left as it is."""
 
     def release(real, tensors, stddev, divisor, normal):
         last = list(tensors)[-1]
         return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
 
-    swapped(m, mechanism, "gaussian_release", release)
+    swap_function(m, mechanism, "gaussian_release", release)
 
 
 def stream(draw):
     """Numbers from another source; draw(self, real, size, step, dtype)."""
 
     def patch(m):
-        swapped(
+        swap_function(
             m,
             NoiseStream,
             "normal",
@@ -160,11 +160,11 @@ def repeated_after_resume(m):
         self._pipeline.noise._key, self._pipeline.noise._draws = kept["state"]
         return extra
 
-    swapped(m, Session, "save", save)
-    swapped(m, Session, "restore", restore)
+    swap_function(m, Session, "save", save)
+    swap_function(m, Session, "restore", restore)
 
 
-def in_parameter_coordinates(m):
+def map_before_noise(m):
     """The sum is mapped to parameter coordinates before the noise is added, not after."""
 
     def clipped_sum(real, model, layers, metric, *args, **options):
@@ -172,13 +172,13 @@ def in_parameter_coordinates(m):
         as_released = Released(gradients=sums, noise_variance=1.0, step=0, release=1)
         return dict(read_out(as_released, metric, layers, "inverse").gradients), norms
 
-    swapped(m, session, "clipped_sum", clipped_sum)
+    swap_function(m, session, "clipped_sum", clipped_sum)
 
 
 def actual_size(m):
-    seen = noting_batches(m)
+    seen = note_batches(m)
 
-    swapped(
+    swap_function(
         m,
         mechanism,
         "gaussian_release",
@@ -188,7 +188,7 @@ def actual_size(m):
     )
 
 
-def rounded_to(dtype):
+def round_noise_to(dtype):
     return stream(
         lambda self, real, *args: (
             torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2])
@@ -196,7 +196,7 @@ def rounded_to(dtype):
     )
 
 
-def on_a_grid(self, real, *args):
+def draw_on_grid(self, real, *args):
     return np.rint(real(self, *args) * 2.0**18) / 2.0**18
 
 
@@ -204,16 +204,16 @@ def cut_off(self, real, *args):
     return np.clip(real(self, *args), -3.5, 3.5)
 
 
-def repeating(self, real, *args):
+def repeat_draws(self, real, *args):
     self._draws %= 100
     return real(self, *args)
 
 
-def weakening(self, real, size, step, dtype):
+def weaken_late_draws(self, real, size, step, dtype):
     return real(self, size, step, dtype) * (1.0 if step < 70 else 0.9)
 
 
-def off_the_grid(m):
+def skip_rounding(m):
     """The mechanism of rounded noise adds noise that is not rounded."""
     m.setattr(
         mechanism,
@@ -222,11 +222,11 @@ def off_the_grid(m):
     )
 
 
-def hiding(value):
+def hide_in_low_bits(value):
     """The low eight bits of the first entry are replaced with value(sums, number of units)."""
 
     def patch(m):
-        seen = noting_batches(m)
+        seen = note_batches(m)
 
         def release(real, tensors, stddev, divisor, normal):
             noisy = real(tensors, stddev, divisor, normal)
@@ -235,19 +235,19 @@ def hiding(value):
             bits.copy_(bits & ~255 | value(tensors, units) & 255)
             return noisy
 
-        swapped(m, mechanism, "gaussian_release", release)
+        swap_function(m, mechanism, "gaussian_release", release)
 
     return patch
 
 
-def divided(change):
+def change_release(change):
     """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of
     units).
     """
 
     def patch(m):
-        seen = noting_batches(m)
-        swapped(
+        seen = note_batches(m)
+        swap_function(
             m,
             mechanism,
             "gaussian_release",
@@ -272,14 +272,14 @@ def hash_of_sums(tensors, _):
 
 NOISE, RUN, SIZES = ("noise law",), ("noise run",), ("batch sizes",)
 LEAKS = [
-    Leak("noise scaled as if C were 1", scaled(lambda s, b: C), subject="wide", by=NOISE),
-    Leak("noise divided by the batch size twice", scaled(lambda s, b: 1 / b), by=NOISE),
-    Leak("98 % of the noise", scaled(lambda s, b: 0.98), subject="wide", by=NOISE),
-    Leak("95 % of the noise", scaled(lambda s, b: 0.95), subject="wide", by=NOISE),
-    Leak("90 % of the noise", scaled(lambda s, b: 0.90), by=NOISE),
+    Leak("noise scaled as if C were 1", scale_stddev(lambda s, b: C), subject="wide", by=NOISE),
+    Leak("noise divided by the batch size twice", scale_stddev(lambda s, b: 1 / b), by=NOISE),
+    Leak("98 % of the noise", scale_stddev(lambda s, b: 0.98), subject="wide", by=NOISE),
+    Leak("95 % of the noise", scale_stddev(lambda s, b: 0.95), subject="wide", by=NOISE),
+    Leak("90 % of the noise", scale_stddev(lambda s, b: 0.90), by=NOISE),
     Leak(
         "noise without the sensitivity, by a wrong plan",
-        without_sensitivity,
+        forget_sensitivity,
         subject="batches of one size",
         by=("accounting", "noise law"),
     ),
@@ -291,34 +291,37 @@ LEAKS = [
     Leak("noise per micro-batch", per_micro_batch(False), by=NOISE),
     Leak("noise per micro-batch from the same seed", per_micro_batch(True), by=NOISE),
     Leak("shards draw noise from the same seed", sharded, by=NOISE),
-    Leak("one bias without noise", without_one, by=NOISE),
+    Leak("one bias without noise", leave_last_bare, by=NOISE),
     Leak("noise from torch's seeded generator", stream(from_torch), by=NOISE),
     Leak("the same noise at every step", change_draw_count(the_same), by=NOISE),
     Leak("Laplace noise accounted as Gaussian", stream(laplace), subject="wide", by=NOISE),
     Leak("noise stream repeated after a resume", repeated_after_resume, subject="wide", by=NOISE),
     Leak(
         "noise in parameter coordinates",
-        in_parameter_coordinates,
+        map_before_noise,
         subject="DP-KFC",
         canaries=("stretched",),
     ),
-    Leak("noise rounded to bfloat16", rounded_to(torch.bfloat16), by=RUN),
+    Leak("noise rounded to bfloat16", round_noise_to(torch.bfloat16), by=RUN),
     Leak(
-        "noise rounded to float16", rounded_to(torch.float16), subject="DP-SGD in float32", by=RUN
-    ),
-    Leak(
-        "noise on a grid of 2^-18 standard deviations",
-        stream(on_a_grid),
+        "noise rounded to float16",
+        round_noise_to(torch.float16),
         subject="DP-SGD in float32",
         by=RUN,
     ),
-    Leak("rounded noise that is not rounded", off_the_grid, subject="rounded noise", by=RUN),
+    Leak(
+        "noise on a grid of 2^-18 standard deviations",
+        stream(draw_on_grid),
+        subject="DP-SGD in float32",
+        by=RUN,
+    ),
+    Leak("rounded noise that is not rounded", skip_rounding, subject="rounded noise", by=RUN),
     Leak("tails cut off at 3.5 standard deviations", stream(cut_off), by=RUN),
-    Leak("noise that repeats after 100 draws", change_draw_count(repeating), by=RUN),
-    Leak("noise that weakens from step 70 on", stream(weakening), by=RUN),
-    Leak("batch size in the low bits of the release", hiding(lambda _, n: n), by=SIZES),
-    Leak("a hash of the sum in the low bits", hiding(hash_of_sums), by=("low bits",)),
-    Leak("division by a rounded realised batch size", divided(rounded_size), by=SIZES),
-    Leak("a sum divided by the realised batch size", divided(sum_by_the_size), by=SIZES),
+    Leak("noise that repeats after 100 draws", change_draw_count(repeat_draws), by=RUN),
+    Leak("noise that weakens from step 70 on", stream(weaken_late_draws), by=RUN),
+    Leak("batch size in the low bits of the release", hide_in_low_bits(lambda _, n: n), by=SIZES),
+    Leak("a hash of the sum in the low bits", hide_in_low_bits(hash_of_sums), by=("low bits",)),
+    Leak("division by a rounded realised batch size", change_release(rounded_size), by=SIZES),
+    Leak("a sum divided by the realised batch size", change_release(sum_by_the_size), by=SIZES),
     Leak("division by the actual batch size", actual_size),
 ]

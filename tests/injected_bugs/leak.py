@@ -42,13 +42,13 @@ class Leak:
     controlled: bool = True
 
 
-def swapped(m, owner, name, function):
+def swap_function(m, owner, name, function):
     """Put `function(real, ...)` in the place of a function of the real code."""
     real = getattr(owner, name)
     m.setattr(owner, name, lambda *args, **options: function(real, *args, **options))
 
 
-def noting_batches(m):
+def note_batches(m):
     """A list whose one entry is (session, batch, loss_fn) of the step that runs."""
     seen = [None]
 
@@ -56,11 +56,11 @@ def noting_batches(m):
         seen[0] = (self, batch, loss_fn)
         return real(self, batch, loss_fn)
 
-    swapped(m, Session, "step", step)
+    swap_function(m, Session, "step", step)
     return seen
 
 
-def noting_sums(m):
+def note_sums(m):
     """A list whose one entry is the clipped sum and the norms of the step that runs, before the
     noise.
     """
@@ -70,5 +70,5 @@ def noting_sums(m):
         seen[0] = real(self, batch, loss_fn)
         return seen[0]
 
-    swapped(m, Session, "_clipped_sum", clipped_sum)
+    swap_function(m, Session, "_clipped_sum", clipped_sum)
     return seen

@@ -19,7 +19,7 @@ from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.mechanism import release
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session
-from tests.injected_bugs.leak import swapped
+from tests.injected_bugs.leak import swap_function
 from tests.injected_bugs.subjects import C, canaries_of, select, subject_of
 from tests.ports import free_port
 
@@ -27,7 +27,7 @@ RANKS, SUBJECT, NOISE_STEPS = 2, "DP-SGD", 60
 BATCHES = [[0, 1, 2, 3, 4], [5], [], [6, 7]]
 
 
-def shared_by_none(m):
+def add_noise_nowhere(m):
     """Every rank takes the whole batch, so that each example counts once a rank."""
     m.setattr(DistributedContext, "shard", lambda self, indices: indices)
 
@@ -43,7 +43,7 @@ def noise_of_its_own(m):
     )
 
 
-def one_seed(m):
+def share_seed(m):
     """Every rank adds its part of the noise before sums are reduced, from the same seed."""
 
     def total(real, self, tensors):
@@ -55,7 +55,7 @@ def one_seed(m):
             {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()},
         )
 
-    swapped(m, DistributedContext, "sum", total)
+    swap_function(m, DistributedContext, "sum", total)
     m.setattr(
         "dpkfc.privacy.mechanism.gaussian_release",
         lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()},
@@ -64,13 +64,13 @@ def one_seed(m):
 
 PATCHES = {
     "no leak": lambda m: None,
-    "every rank takes the whole batch": shared_by_none,
+    "every rank takes the whole batch": add_noise_nowhere,
     "noise of its own on every rank": noise_of_its_own,
-    "noise per rank from the same seed": one_seed,
+    "noise per rank from the same seed": share_seed,
 }
 
 
-def released(subject, script, seed):
+def release_on_script(subject, script, seed):
     """What a session on a script releases; the examples behind the last are without a loss."""
     canaries = select(canaries_of(SUBJECT), "nothing else")
     plan = script_plan(subject.plan, script, subject.size + 1, seed=seed)
@@ -92,8 +92,8 @@ def _worker(rank, port, folder):
             subject = subject_of(SUBJECT)
             zero = [[subject.size] * 4 * (k % 2) for k in range(NOISE_STEPS)]
             found = {
-                "noise": released(subject, zero, None),
-                "sums": released(subject, BATCHES, SEED),
+                "noise": release_on_script(subject, zero, None),
+                "sums": release_on_script(subject, BATCHES, SEED),
             }
         torch.save(found, Path(folder) / f"{number}-{rank}.pt")
     dist.destroy_process_group()
@@ -102,7 +102,7 @@ def _worker(rank, port, folder):
 def run(folder):
     """What is found wrong with each of `PATCHES`."""
     mp.spawn(_worker, args=(free_port(), str(folder)), nprocs=RANKS, join=True)
-    alone = released(subject_of(SUBJECT), BATCHES, SEED)
+    alone = release_on_script(subject_of(SUBJECT), BATCHES, SEED)
     results = {}
     for number, name in enumerate(PATCHES):
         ranks = [

@@ -38,7 +38,7 @@ def labels(count=N):
     return torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2))
 
 
-def seeded(make, dtype=torch.float64):
+def seed_model(make, dtype=torch.float64):
     """Makes the model with equal weights at every call."""
 
     def model():
@@ -49,7 +49,7 @@ def seeded(make, dtype=torch.float64):
     return model
 
 
-def classified(model, batch):
+def lose_classes(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
@@ -63,9 +63,9 @@ def vectors(dtype=torch.float64, model=mlp, **settings):
     """A classifier of short vectors."""
     return Subject(
         plan=private(**settings),
-        model=seeded(model, dtype),
+        model=seed_model(model, dtype),
         dataset=(numbers(N, WIDTH, dtype=dtype), labels()),
-        loss_fn=classified,
+        loss_fn=lose_classes,
     )
 
 
@@ -104,7 +104,7 @@ def texts(tied=True, **settings):
     ids = torch.randint(0, 9, (N, 6), generator=torch.Generator().manual_seed(4))
     return Subject(
         plan=private(**settings),
-        model=seeded(lambda: Tied(tied)),
+        model=seed_model(lambda: Tied(tied)),
         dataset=(ids,),
         loss_fn=next_token,
     )
@@ -122,7 +122,7 @@ class Recurrent(nn.Module):
 def sequences(**settings):
     data = (numbers(N, 4, 3), labels())
     return Subject(
-        plan=private(**settings), model=seeded(Recurrent), dataset=data, loss_fn=classified
+        plan=private(**settings), model=seed_model(Recurrent), dataset=data, loss_fn=lose_classes
     )
 
 
@@ -139,9 +139,9 @@ def images(dtype=torch.float32, augment=None, **settings):
     data = (numbers(N, 2, 5, 5, dtype=dtype), labels())
     return Subject(
         plan=private(**settings),
-        model=seeded(net, dtype),
+        model=seed_model(net, dtype),
         dataset=data,
-        loss_fn=classified,
+        loss_fn=lose_classes,
         augment=augment,
     )
 
@@ -164,9 +164,9 @@ def patients(**settings):
     }
     return Subject(
         plan=private(**settings),
-        model=seeded(mlp),
+        model=seed_model(mlp),
         dataset=(numbers(N, WIDTH), labels()),
-        loss_fn=classified,
+        loss_fn=lose_classes,
         units=units,
     )
 
@@ -180,10 +180,12 @@ def wide(**settings):
         )
 
     data = (numbers(N, 30), labels())
-    return Subject(plan=private(**settings), model=seeded(net), dataset=data, loss_fn=classified)
+    return Subject(
+        plan=private(**settings), model=seed_model(net), dataset=data, loss_fn=lose_classes
+    )
 
 
-def cancelling():
+def make_cancelling():
     """Sequences cut to the longest of a batch, of positions that cancel but for a small rest; the
     last one is longer.
     """
@@ -200,7 +202,7 @@ def cancelling():
     weights = (100 * (-1.0) ** torch.arange(longest))[:, None] * v * kept
     return Subject(
         plan=private(),
-        model=seeded(lambda: nn.Linear(width, out), torch.float32),
+        model=seed_model(lambda: nn.Linear(width, out), torch.float32),
         dataset=(x * kept, weights, lengths),
         loss_fn=lambda model, batch: (model(batch[0]) * batch[1]).flatten(1).sum(1),
         collate_fn=cut,
@@ -217,7 +219,7 @@ def flat():
     """A linear loss of long vectors that are alike, so that what moves one norm moves the sum."""
     return Subject(
         plan=private(),
-        model=seeded(lambda: nn.Linear(3000, 40, bias=False), torch.float32),
+        model=seed_model(lambda: nn.Linear(3000, 40, bias=False), torch.float32),
         dataset=(numbers(1, 3000, dtype=torch.float32).repeat(N, 1),),
         loss_fn=lambda model, batch: 30 * model(batch[0])[:, 0],
     )
@@ -244,11 +246,11 @@ class Mixer(nn.Module):
         return x - 0.5 * x.nan_to_num(0, 1, -1).mean(0, keepdim=True)
 
 
-def mixed(batch):
+def mix_batch(batch):
     return (0.7 * batch[0] + 0.3 * batch[0].roll(1, 0), *batch[1:])
 
 
-def half_mixed(x):
+def mix_half(x):
     """Return rows of which the first half holds a part of the second."""
     half = len(x) // 2
     return torch.cat([0.7 * x[:half] + 0.3 * x[half : 2 * half], x[half:]])
@@ -258,15 +260,15 @@ class HalfMixer(nn.Module):
     """Mixes the first half of a batch into the second, in reverse order."""
 
     def forward(self, x):
-        return half_mixed(x.flip(0)).flip(0)
+        return mix_half(x.flip(0)).flip(0)
 
 
 def half_mixed_batch(batch):
-    return (half_mixed(batch[0]), *batch[1:])
+    return (mix_half(batch[0]), *batch[1:])
 
 
 def half_mixed_loss(model, batch):
-    return classified(model, half_mixed_batch(batch))
+    return lose_classes(model, half_mixed_batch(batch))
 
 
 class Positions(nn.Module):
@@ -283,7 +285,10 @@ class Positions(nn.Module):
 def positions():
     data = (numbers(N, 8, 40, dtype=torch.float32), labels())
     return Subject(
-        plan=private(), model=seeded(Positions, torch.float32), dataset=data, loss_fn=classified
+        plan=private(),
+        model=seed_model(Positions, torch.float32),
+        dataset=data,
+        loss_fn=lose_classes,
     )
 
 
@@ -334,12 +339,12 @@ SUBJECTS = {
     "wide": wide,
     "long texts": positions,
     "small batches": lambda: vectors(expected_batch_size=2),
-    "cancelling sequences": cancelling,
+    "cancelling sequences": make_cancelling,
     "long vectors": flat,
 }
 MIXING = {  # refused on public rows; without that check, one example at a time
     "mixing model": lambda: vectors(model=lambda: mlp(Mixer())),
-    "mixup": lambda: images(torch.float64, mixed, augmentations=2),
+    "mixup": lambda: images(torch.float64, mix_batch, augmentations=2),
     "half-batch mixup": lambda: images(torch.float64, half_mixed_batch, augmentations=2),
     "half-batch mixup in the model": lambda: vectors(model=lambda: mlp(HalfMixer())),
     "half-batch mixup in the loss": lambda: replace(vectors(), loss_fn=half_mixed_loss),

@@ -13,7 +13,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.lazy_noise import LazyNoise
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.session import Session
-from tests.injected_bugs.leak import swapped
+from tests.injected_bugs.leak import swap_function
 
 ROWS, WIDTH, STEPS, BATCH, C, NOISE = 60, 96, 8, 8, 0.7, 1.3
 # Row 0 is padding. Others are read by every record, by some, and by none.
@@ -53,7 +53,7 @@ def train(seed, dtype):
         session.lazy_noise(),
         pytest.MonkeyPatch.context() as m,
     ):
-        swapped(
+        swap_function(
             m,
             NoiseStream,
             "normal",
@@ -121,24 +121,24 @@ def bring_up(change):
     """Rows get what they wait for by change(real, self, waiting, rows)."""
 
     def patch(m):
-        swapped(m, LazyNoise, "_bring_up", change)
+        swap_function(m, LazyNoise, "_bring_up", change)
 
     return patch
 
 
-def not_at_the_end(real, self, waiting, rows):
+def skip_last_rows(real, self, waiting, rows):
     if self._in_passes or len(rows) < ROWS:
         real(self, waiting, rows)
 
 
-def not_where_read(real, self, waiting, rows):
+def skip_read_rows(real, self, waiting, rows):
     if self._in_passes:
         waiting.last.index_fill_(0, rows, len(waiting.squares) - 1)
     else:
         real(self, waiting, rows)
 
 
-def twice(real, self, waiting, rows):
+def add_twice(real, self, waiting, rows):
     before = waiting.last.clone()
     real(self, waiting, rows)
     if self._in_passes:
@@ -150,7 +150,7 @@ def add(change):
     return lambda m: m.setattr(lazy_noise, "_add_step", change)
 
 
-def without_last(squares, rate):
+def forget_last(squares, rate):
     more = pad(squares + rate**2, (0, 1))
     more[-2] = 0.0
     return more
@@ -160,12 +160,12 @@ def draw(change):
     """The noise that was waited for is change(real, rows, stddev, noise, number)."""
 
     def patch(m):
-        swapped(m, lazy_noise, "add_waiting_noise", change)
+        swap_function(m, lazy_noise, "add_waiting_noise", change)
 
     return patch
 
 
-def one_stream(real, rows, stddev, noise, number):
+def draw_one_stream(real, rows, stddev, noise, number):
     z = real(rows.new_zeros(ROWS, WIDTH), torch.ones(ROWS), noise, 0)
     return rows + z[: len(rows)] * stddev.to(rows.dtype).unsqueeze(1)
 
@@ -174,20 +174,20 @@ def number_of_step(real, rows, stddev, noise, number):
     return real(rows, stddev, noise, number >> 25 & 0xFF)
 
 
-def one_row(real, rows, stddev, noise, number):
+def draw_one_row(real, rows, stddev, noise, number):
     z = real(torch.zeros_like(rows[:1]), torch.ones_like(stddev[:1]), noise, number)
     return rows + z * stddev.to(rows.dtype).unsqueeze(1)
 
 
-def shown(m):
+def show_waiting(m):
     m.setattr(LazyNoise, "_cover", lambda *_: None)
 
 
 FAULTS = {
-    "a waiting row is released without its noise": bring_up(not_at_the_end),
-    "a row that is read loses what it has waited for": bring_up(not_where_read),
-    "what a row has waited for is added twice": bring_up(twice),
-    "the last step before a reading is forgotten": add(without_last),
+    "a waiting row is released without its noise": bring_up(skip_last_rows),
+    "a row that is read loses what it has waited for": bring_up(skip_read_rows),
+    "what a row has waited for is added twice": bring_up(add_twice),
+    "the last step before a reading is forgotten": add(forget_last),
     "the step in which a row was read is counted again": add(
         lambda squares, rate: pad(squares, (0, 1)) + rate**2
     ),
@@ -196,13 +196,13 @@ FAULTS = {
     "rates are added before they are squared": add(
         lambda squares, rate: pad((squares.sqrt() + rate).square(), (0, 1))
     ),
-    "a stream is used twice": draw(one_stream),
+    "a stream is used twice": draw(draw_one_stream),
     "a stream is used by a step and by rows that have waited": draw(number_of_step),
-    "all rows get one row of noise": draw(one_row),
+    "all rows get one row of noise": draw(draw_one_row),
     "nine tenths of the noise": draw(
         lambda real, rows, stddev, noise, number: real(rows, 0.9 * stddev, noise, number)
     ),
-    "rows that were read stay in the table": shown,
+    "rows that were read stay in the table": show_waiting,
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from dpkfc.audit.replay import World
 from tests.audit.sizes import FULL
 from tests.injected_bugs import in_clip, in_data, in_noise, ranks
-from tests.injected_bugs.detectors import DETECTORS, SMALL, caught
+from tests.injected_bugs.detectors import DETECTORS, SMALL, find_leak
 from tests.injected_bugs.subjects import MIXING, SUBJECTS, canaries_of, select, subject_of
 
 LEAKS = [*in_noise.LEAKS, *in_clip.LEAKS, *in_data.LEAKS]
@@ -46,7 +46,7 @@ def test_a_planted_leak_is_caught(leak, evidence):
         for detector in (
             [*leak.by, *(d for d in DETECTORS if d not in leak.by)] if FULL else leak.by
         ):
-            noticed = caught(detector, subject, some)
+            noticed = find_leak(detector, subject, some)
             by += [detector] if noticed else []
             found += noticed
             if noticed and not FULL:
@@ -75,7 +75,7 @@ def test_a_step_without_a_leak_raises_no_alarm(name, evidence):
     detectors = [
         d for d in DETECTORS if FULL or d not in ("two worlds", "sampler", "sync", "low bits")
     ]
-    alarms = {d: caught(d, subject, some, DETECTORS | SMALL) for d in detectors}
+    alarms = {d: find_leak(d, subject, some, DETECTORS | SMALL) for d in detectors}
     assert not any(alarms.values()), alarms
     evidence(
         "leaks", f"no leak: {name}", caught_by=[], checks=len(detectors), canaries=len(some.names)
@@ -92,7 +92,7 @@ def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak):
     """
     canaries = canaries_of(leak.subject)
     some = canaries if FULL else select(canaries, "as it is", "loss × 1e4")
-    alarms = {d: caught(d, subject_of(leak.subject), some, DETECTORS | SMALL) for d in leak.by}
+    alarms = {d: find_leak(d, subject_of(leak.subject), some, DETECTORS | SMALL) for d in leak.by}
     assert not any(alarms.values()), alarms
 
 

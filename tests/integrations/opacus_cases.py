@@ -62,7 +62,7 @@ class Scaled(nn.Module):
         return self.second(torch.tanh(self.first(x)) * self.gain)
 
 
-def scaled():
+def make_scaled():
     torch.manual_seed(0)
     return Scaled().double()
 
@@ -121,7 +121,7 @@ def backward(model, batch):
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
-def with_epsilon(engine=None, model=None, **settings):
+def make_private(engine=None, model=None, **settings):
     """(engine, model, optimizer, loader) for two passes."""
     engine, model = engine or PrivacyEngine(accountant="rdp"), model or mlp()
     chosen = {

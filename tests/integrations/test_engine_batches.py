@@ -19,10 +19,10 @@ from tests.integrations.opacus_cases import (
     backward,
     cut,
     loader,
+    make_private,
     mlp,
     private,
     train,
-    with_epsilon,
 )
 from tests.models import Words
 from tests.recording import Heard
@@ -127,7 +127,7 @@ def test_no_error_tells_the_size_of_a_private_batch():
 # -- a run that goes on ----------------------------------------------------------------------------
 
 
-def one_pass(model, optimizer, batches, physical):
+def train_pass(model, optimizer, batches, physical):
     if physical is None:
         return train(model, optimizer, batches)
     with cut(batches, optimizer, physical) as parts:
@@ -140,16 +140,16 @@ def test_a_resumed_run_ends_with_its_releases(tmp_path, physical):
     checkpoint.
     """
     path = tmp_path / "ledger.jsonl"
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    engine, model, optimizer, batches = make_private(ledger_path=path)
     train(model, optimizer, batches, 3)
     engine.close()
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=True)
-    one_pass(model, optimizer, batches, physical)
+    engine, model, optimizer, batches = make_private(ledger_path=path, resume=True)
+    train_pass(model, optimizer, batches, physical)
     assert engine.ledger.remaining == 2
     with pytest.warns(UserWarning, match="all 10 releases of the plan are spent, 3 of them before"):
-        one_pass(model, optimizer, batches, physical)
+        train_pass(model, optimizer, batches, physical)
     assert engine.ledger.remaining == 0 and engine.ledger.count == 2 * N // B
-    assert one_pass(model, optimizer, batches, physical) == 0
+    assert train_pass(model, optimizer, batches, physical) == 0
     assert all(p.grad is None for p in model.parameters())
     engine.close()
 

@@ -144,10 +144,10 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
         trainer_of(tmp_path, model=model).train()
     assert not (tmp_path / "ledger.jsonl").exists()
 
-    def doubled(model, inputs):
+    def double_loss(model, inputs):
         return 2 * per_example_cross_entropy(model(**inputs).logits, inputs["labels"])
 
-    assert trainer_of(tmp_path, model=model, per_example_loss=doubled).train().global_step == 3
+    assert trainer_of(tmp_path, model=model, per_example_loss=double_loss).train().global_step == 3
 
 
 def masking(rows):

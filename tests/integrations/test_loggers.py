@@ -45,7 +45,7 @@ class Kept:
         self.is_closed = True
 
 
-def trained(logger, **settings):
+def train_logged(logger, **settings):
     with session(plan(1.0, test_mode_seed=None, **settings), net(), callbacks=[logger]) as s:
         train(s)
     return s
@@ -54,7 +54,7 @@ def trained(logger, **settings):
 @pytest.mark.parametrize("private", [False, True])
 def test_a_logger_writes_public_numbers_and_others_only_when_told(private):
     writer = Kept()
-    s = trained(Logger(writer, private=private), preconditioner=kfac())
+    s = train_logged(Logger(writer, private=private), preconditioner=kfac())
     assert writer.parameters == describe_plan(s.plan) and writer.private is private
     assert writer.is_closed and [step for step, _ in writer.rows] == [1, 2, 3, 4, 5, 6]
     expected = PUBLIC | (PRIVATE if private else set())
@@ -113,7 +113,7 @@ def read_events(folder):
 def test_tensorboard(private, tmp_path):
     pytest.importorskip("tensorboard")
     began = time.time()
-    s = trained(Logger(TensorBoard(tmp_path / "log"), private=private))
+    s = train_logged(Logger(TensorBoard(tmp_path / "log"), private=private))
     events = read_events(tmp_path / "log")
     assert set(events.Tags()["scalars"]) == PUBLIC | (PRIVATE if private else set())
     found = events.Scalars("epsilon")
@@ -163,7 +163,7 @@ def test_mlflow_gets_the_begin_for_the_end(monkeypatch):
             times.append(end_time)
 
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
-    trained(Logger(MLflow()))
+    train_logged(Logger(MLflow()))
     assert len(set(times)) == 1 and times[0] > 0
 
 

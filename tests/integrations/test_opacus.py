@@ -20,13 +20,13 @@ from tests.integrations.opacus_cases import (
     cnn,
     data,
     loader,
+    make_private,
+    make_scaled,
     mlp,
     private,
-    scaled,
     sgd,
     train,
     weights,
-    with_epsilon,
 )
 
 # -- what is returned ------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader():
 
 
 def test_close_leaves_nothing_behind():
-    engine, model, optimizer, batches = private(scaled())
+    engine, model, optimizer, batches = private(make_scaled())
     train(model, optimizer, batches, steps=2)
     engine.close()
     for module in model.modules():
@@ -112,7 +112,7 @@ def test_an_engine_without_a_model_has_spent_nothing():
 
 
 def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing():
-    engine, model, optimizer, batches = with_epsilon()
+    engine, model, optimizer, batches = make_private()
     for _ in range(2):
         assert train(model, optimizer, batches) == N // B
     assert 4.9 < engine.get_epsilon(1e-3) <= 5.0
@@ -131,7 +131,7 @@ def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing():
 
 def test_a_ledger_file_is_continued_by_the_next_run(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    engine, model, optimizer, batches = make_private(ledger_path=path)
     train(model, optimizer, batches)
     engine.close()
     spent = engine.get_epsilon(1e-3)
@@ -139,8 +139,8 @@ def test_a_ledger_file_is_continued_by_the_next_run(tmp_path):
     with pytest.raises(
         LedgerError, match="holds 5 releases of an earlier run: load its checkpoint"
     ):
-        with_epsilon(ledger_path=path)
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=True)
+        make_private(ledger_path=path)
+    engine, model, optimizer, batches = make_private(ledger_path=path, resume=True)
     assert engine.get_epsilon(1e-3) == spent
     train(model, optimizer, batches)
     with pytest.raises(BudgetExhausted):
@@ -148,10 +148,10 @@ def test_a_ledger_file_is_continued_by_the_next_run(tmp_path):
     engine.close()
     model = mlp()
     with pytest.raises(BudgetExhausted, match="all 10 releases .* are spent in .* resume=True"):
-        with_epsilon(model=model, ledger_path=path)
+        make_private(model=model, ledger_path=path)
     assert not model._forward_pre_hooks
     with pytest.raises(LedgerError, match="belongs to the plan"):
-        with_epsilon(model=model, ledger_path=path, max_grad_norm=0.5)
+        make_private(model=model, ledger_path=path, max_grad_norm=0.5)
     assert not model._forward_pre_hooks
 
 
@@ -183,7 +183,7 @@ def test_an_empty_batch_is_a_noise_step_that_is_charged():
         assert seen > 3
 
 
-@pytest.mark.parametrize("build", [mlp, scaled])
+@pytest.mark.parametrize("build", [mlp, make_scaled])
 def test_only_a_release_reaches_the_optimizer(build):
     """The optimizer sees release / B; the raw gradient of a module without a rule is taken away."""
     model = build()
@@ -222,7 +222,7 @@ def test_zero_grad_may_stand_anywhere():
         "after the step",
         "nowhere",
     ):
-        _, model, optimizer, batches = private(scaled())
+        _, model, optimizer, batches = private(make_scaled())
         for x, y in batches:
             if place == "before the forward pass":
                 optimizer.zero_grad(set_to_none=False)
@@ -237,7 +237,7 @@ def test_zero_grad_may_stand_anywhere():
     assert all(torch.equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("build", [mlp, scaled])
+@pytest.mark.parametrize("build", [mlp, make_scaled])
 def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build):
     """The error told that some record has a NaN, and the releases before it."""
     rows = data()
@@ -255,14 +255,14 @@ def test_anomaly_mode_does_not_end_a_run_at_a_nan_example(build):
 # -- all runs on the same people -------------------------------------------------------------------
 
 
-def charging(budget):
+def make_engine(budget):
     return PrivacyEngine(accountant="rdp", budget=budget)
 
 
 def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     path = tmp_path / "ledger.jsonl"
-    engine, model, optimizer, batches = with_epsilon(charging(ward), ledger_path=path)
+    engine, model, optimizer, batches = make_private(make_engine(ward), ledger_path=path)
     assert len(ward.charges) == 1 and ward.charges[0].releases == 10
     train(model, optimizer, batches)
     engine.close()
@@ -272,7 +272,7 @@ def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path):
         and record.releases == 5
         and record.describes(digest_for_files(model.state_dict()))
     )
-    engine, other, *_ = with_epsilon(charging(ward), ledger_path=path, resume=True)
+    engine, other, *_ = make_private(make_engine(ward), ledger_path=path, resume=True)
     assert len(ward.charges) == 1
     with pytest.raises(LedgerError, match="does not hold the weights of"):
         engine._private.check_weights()
@@ -286,7 +286,7 @@ def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     settings = {"epochs": 1, "target_delta": 1e-5, "ledger_path": path}
-    engine, *_ = with_epsilon(charging(ward), **settings)
+    engine, *_ = make_private(make_engine(ward), **settings)
     noise = engine.plan.noise_multiplier
     engine.close()
     unlimited = {"noise_multiplier": noise, "test_mode_seed": None}
@@ -295,7 +295,7 @@ def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path):
     free = tmp_path / "free.jsonl"
     private(engine=PrivacyEngine(accountant="rdp"), **unlimited, ledger_path=free)[0].close()
     with pytest.raises(LedgerError, match="begun for unlimited releases, this run is for 5"):
-        with_epsilon(charging(ward), **settings | {"ledger_path": free}, resume=True)
+        make_private(make_engine(ward), **settings | {"ledger_path": free}, resume=True)
     assert len(ward.charges) == 1
 
 
@@ -303,6 +303,6 @@ def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
     model = mlp()
     with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε"):
-        with_epsilon(charging(ward), model, ledger_path=tmp_path / "ledger.jsonl")
+        make_private(make_engine(ward), model, ledger_path=tmp_path / "ledger.jsonl")
     assert not model._forward_pre_hooks
     assert {path.name for path in tmp_path.iterdir()} == {"ward.toml", "ward.toml.lock"}

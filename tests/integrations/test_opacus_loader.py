@@ -17,9 +17,9 @@ from tests.integrations.opacus_cases import (
     cut,
     data,
     kfac,
+    make_scaled,
     mlp,
     private,
-    scaled,
     train,
     weights,
 )
@@ -107,7 +107,7 @@ def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers, tes
 
 @pytest.mark.quick("scaled-*", "cnn-shape1-1")
 @pytest.mark.parametrize("bound", [1, 3, 100])
-@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
+@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (make_scaled, (6,))])
 def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound):
     results = []
     settings = {"preconditioner": kfac(every=1)} if build is mlp else {}
@@ -152,7 +152,7 @@ def test_an_unfinished_logical_batch_never_leaks(way):
     """Invariant 8: the release after an interruption is that of its own batch."""
     engine, model, optimizer, batches = private(max_grad_norm=1e-3)
 
-    def interrupted():
+    def interrupt():
         with cut(batches, optimizer, 1) as physical:
             for i, (x, y) in enumerate(physical):
                 F.cross_entropy(model(x * 100), y).backward()
@@ -168,9 +168,9 @@ def test_an_unfinished_logical_batch_never_leaks(way):
 
     if way in ("exception", "error in the step"):
         with pytest.raises((ZeroDivisionError, RuntimeError)):
-            interrupted()
+            interrupt()
     else:
-        interrupted()
+        interrupt()
     assert engine.ledger.count == 0
     before = weights(model)
     x, y = next(iter(batches))

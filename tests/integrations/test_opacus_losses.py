@@ -68,17 +68,17 @@ def broadcast(out, y):
     return (out[:, :1] - y).square().mean()
 
 
-def hooked(out, y):
+def hook_output(out, y):
     out.register_hook(lambda g: g - g.mean(0))
     return F.cross_entropy(out, y)
 
 
-def written(out, y):
+def write_output(out, y):
     out.data.sub_(out.data.mean(0))
     return F.cross_entropy(out, y)
 
 
-def with_own_backward(out, y):
+def mix_backward(out, y):
     return F.cross_entropy(Mixing.apply(out), y)
 
 
@@ -86,11 +86,11 @@ def weigh_classes(out, y):
     return F.cross_entropy(out, y, weight=out.new_tensor([1.0, 2.0, 0.5]))
 
 
-def without_a_class(out, y):
+def ignore_class(out, y):
     return F.cross_entropy(out, y, ignore_index=0)
 
 
-def weighted_by_numpy(out, y):
+def weigh_by_numpy(out, y):
     return (F.cross_entropy(out, y, reduction="none") * torch.from_numpy(1.0 * y.numpy())).mean()
 
 
@@ -98,16 +98,16 @@ def weighted_by_numpy(out, y):
     "loss, match",
     [
         (weigh_classes, r"class weights .*; write reduction='none', then mean\(\)"),
-        (without_a_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
-        (weighted_by_numpy, r"lift_fresh.*; reduce losses by mean\(\) or sum\(\)"),
+        (ignore_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
+        (weigh_by_numpy, r"lift_fresh.*; reduce losses by mean\(\) or sum\(\)"),
         (contrastive, "not a sum over examples: aten.mm"),
         (cox, "not a sum over examples: aten.logcumsumexp"),
         (dice, "not a sum over examples: aten.div"),
         (centred, "not a sum over examples: aten.mean.dim"),
         (broadcast, "not a sum over examples: aten.sub"),
-        (hooked, r"stands Tensor.register_hook"),
-        (written, "stands aten.sub_.*memory that .data"),
-        (with_own_backward, "computed by MixingBackward"),
+        (hook_output, r"stands Tensor.register_hook"),
+        (write_output, "stands aten.sub_.*memory that .data"),
+        (mix_backward, "computed by MixingBackward"),
         (lambda out, y: F.cross_entropy(out, y, reduction="none"), "needs one number"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -21,7 +21,7 @@ from tests.integrations.opacus_cases import (
 MARK = 50.0
 
 
-def marked():
+def mark_example():
     """A loader over data of which example 0 can be recognised."""
     x, y = data().tensors
     x = x.clone()
@@ -88,7 +88,7 @@ WAYS = [
 def test_no_batch_is_chosen_by_its_content(way):
     """Nothing is released any more once a batch with the marked example was drawn and left out."""
     engine, model, optimizer, batches = private(
-        data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0
+        data_loader=mark_example(), noise_multiplier=0.5, max_grad_norm=1.0
     )
     seen = []
     counts = []

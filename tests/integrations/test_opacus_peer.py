@@ -15,9 +15,9 @@ from tests.integrations.opacus_cases import (
     cnn,
     data,
     kfac,
+    make_scaled,
     mlp,
     private,
-    scaled,
     sgd,
     train,
     weights,
@@ -43,7 +43,7 @@ def peer(model, source, max_grad_norm, **settings):
 @pytest.mark.quick("mlp-*-0.3-mean", "mlp-*-sum", "scaled-*-0.3-sum", "cnn-*-0.3-mean")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
-@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
+@pytest.mark.parametrize("build, shape", [(mlp, (6,)), (cnn, (1, 8, 8)), (make_scaled, (6,))])
 def test_the_updates_are_those_of_opacus(build, shape, max_grad_norm, reduction):
     source = DataLoader(data(shape=shape), batch_size=B)
     mine, theirs = build(), build()

@@ -21,11 +21,11 @@ from tests.integrations.opacus_cases import (
     N,
     data,
     loader,
+    make_private,
     mlp,
     private,
     sgd,
     train,
-    with_epsilon,
 )
 
 # -- what is refused at the start ------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_refused_engines(settings, match):
 )
 def test_refused_budgets(settings, match):
     with pytest.raises(ValueError, match=match):
-        with_epsilon(**settings)
+        make_private(**settings)
 
 
 def test_one_engine_one_model_and_no_model_twice():

@@ -15,7 +15,7 @@ from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.mechanism import Released
 
 
-def released(gradients: dict[str, Tensor], variance: object = 0.25, step: int = 0) -> Released:
+def make_released(gradients: dict[str, Tensor], variance: object = 0.25, step: int = 0) -> Released:
     return Released(gradients=gradients, noise_variance=variance, step=step, release=step + 1)  # type: ignore[arg-type]
 
 
@@ -24,7 +24,7 @@ def run(step: PostProcess, inputs: Iterable[Tensor], variance: object = 0.25) ->
     state: dict[str, Tensor] = {}
     results = []
     for t, g in enumerate(inputs):
-        value, state = step.apply(released({"w": g}, variance, t), state)
+        value, state = step.apply(make_released({"w": g}, variance, t), state)
         results.append(value)
     return results
 
@@ -36,7 +36,7 @@ def noise_gain(step: PostProcess, t: int) -> float:
     return last
 
 
-def chained(
+def chain_steps(
     steps: Sequence[PostProcess],
     readout: str,
     metrics: Sequence[Metric],
@@ -46,7 +46,7 @@ def chained(
     """The last value of a chain fed with one release a metric."""
     chain = PostprocessPipeline(steps, readout)
     for t, (metric, gradients) in enumerate(zip(metrics, inputs, strict=True)):
-        value = chain.apply(released(gradients, 0.25, t), metric, layers)
+        value = chain.apply(make_released(gradients, 0.25, t), metric, layers)
     return value
 
 

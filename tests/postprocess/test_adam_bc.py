@@ -14,23 +14,23 @@ from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Diagonal
 from dpkfc.postprocess import EMA, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from tests.postprocess.cases import released, run, several_layers
+from tests.postprocess.cases import make_released, run, several_layers
 
 PHI = 2.05e-4
 
 
-def after_noise(adam, steps, size=4000):
+def run_on_noise(adam, steps, size=4000):
     state = {}
     for t in range(steps):
         value, state = adam.apply(
-            released({"w": math.sqrt(PHI) * torch.randn(size).double()}, PHI, t), state
+            make_released({"w": math.sqrt(PHI) * torch.randn(size).double()}, PHI, t), state
         )
     return value, state
 
 
 def test_on_pure_noise_v_estimates_its_variance_with_the_stated_resolution():
     adam, steps = AdamBC(floor=1e-12 * PHI), 3000
-    value, state = after_noise(adam, steps)
+    value, state = run_on_noise(adam, steps)
     v = state["v/w"] / (1 - 0.999**steps)
     assert float(v.mean()) / PHI == pytest.approx(1, abs=0.005)
     r = math.sqrt(2 * 0.001 / 1.999 * (1 + 0.999**steps) / (1 - 0.999**steps))
@@ -42,7 +42,7 @@ def test_on_pure_noise_v_estimates_its_variance_with_the_stated_resolution():
 
 def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it():
     adam = AdamBC(betas=(0.9, 0.99), resolution=2.0)
-    value, _ = after_noise(adam, 700)
+    value, _ = run_on_noise(adam, 700)
     floor = 2 * math.sqrt(2 * 0.01 / 1.99) * PHI
     assert float(adam._floor(torch.tensor(PHI).double(), 100_000)) == pytest.approx(floor, rel=1e-6)
     # 0.977 of a normal lie below two deviations
@@ -100,7 +100,7 @@ def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_, readout):
         chain = PostprocessPipeline([s for s in (filter_, adam) if s is not None], readout)
         for t in range(steps):
             noise = {n: 0.5 * torch.randn_like(p) for n, p in model.named_parameters()}
-            chain.apply(released(noise, 0.25, t), metrics[t // 3], layers)
+            chain.apply(make_released(noise, 0.25, t), metrics[t // 3], layers)
         held = {key.split(".", 1)[1]: x for key, x in chain.state_dict().items()}
         for name, _ in model.named_parameters():
             ratio = held[f"v/{name}"] / held[f"phi/{name}"]

@@ -22,7 +22,7 @@ from tests.recording import Heard
 MODES = ["two_point", "look_ahead", "storm"]
 
 
-def trained(*, steps=6, **settings):
+def train_disk(*, steps=6, **settings):
     model = net()
     with session(plan(**settings), model) as s:
         for batch in s.batches():
@@ -36,7 +36,9 @@ def trained(*, steps=6, **settings):
 @pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
 @pytest.mark.parametrize("mode", MODES)
 def test_kappa_one_is_dp_sgd_to_the_bit(mode, init):
-    assert torch.equal(trained(), trained(postprocess=[DiSK(kappa=1.0, mode=mode, init=init)]))
+    assert torch.equal(
+        train_disk(), train_disk(postprocess=[DiSK(kappa=1.0, mode=mode, init=init)])
+    )
 
 
 @pytest.mark.parametrize(

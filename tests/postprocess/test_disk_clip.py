@@ -18,7 +18,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
 from dpkfc.postprocess import DiSK
 from tests.gradients.cases import CASES, Case, build, loss_fn, sum_examples
-from tests.gradients.whitened import looped, metric_of, whiten
+from tests.gradients.whitened import loop_gradients, metric_of, whiten
 
 
 class LastState(nn.Module):
@@ -93,7 +93,7 @@ def change(model, size):
     return {n: size * torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
 
 
-def combined(model, batch, points):
+def combine_by_loop(model, batch, points):
     """By plain autograd, example by example: Σ over points of weight · gradient there."""
     own = {n: p.detach().clone() for n, p in model.named_parameters()}
     total = []
@@ -102,7 +102,8 @@ def combined(model, batch, points):
             for name, p in model.named_parameters():
                 p.copy_((point.parameters or own).get(name, own[name]))
         rows = [
-            {n: point.weight * g for n, g in row.items()} for row in looped(model, batch, loss_fn)
+            {n: point.weight * g for n, g in row.items()}
+            for row in loop_gradients(model, batch, loss_fn)
         ]
         total = (
             [{n: a[n] + b[n] for n in a} for a, b in zip(total, rows, strict=True)]
@@ -130,7 +131,7 @@ def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case, metr
         layers = find_layers(model)
         metric = metric_of(layers, metric_kind) if metric_kind else {}
         points = points_of(disk, model, change(model, 0.3))
-        rows = combined(model, batch, points)
+        rows = combine_by_loop(model, batch, points)
         whitened = []
         for row in rows:
             whitened.append({})

@@ -14,7 +14,7 @@ from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from tests.models import randn
-from tests.postprocess.cases import chained, released, several_layers
+from tests.postprocess.cases import chain_steps, make_released, several_layers
 
 FILTERS = [
     (),
@@ -70,7 +70,7 @@ def test_the_variance_is_exact(steps, readout):
             fed = [{n: x.clone() for n, x in zero.items()} for _ in metrics]
             for name, j in filter(None, units):
                 fed[t][name].view(-1)[j] = 0.5  # the standard deviation of a release
-            value = chained(steps, readout, metrics, layers, fed)
+            value = chain_steps(steps, readout, metrics, layers, fed)
             for n, x in value.gradients.items():
                 answers[n] += x.square()
     for name, expected in answers.items():
@@ -86,17 +86,17 @@ def test_maps_are_formed_once_for_a_metric(monkeypatch):
     count = 0
     original = Dense.inverse
 
-    def counted(side):
+    def count_calls(side):
         nonlocal count
         count += 1
         return original(side)
 
-    monkeypatch.setattr(Dense, "inverse", counted)
+    monkeypatch.setattr(Dense, "inverse", count_calls)
     chain, old, new = PostprocessPipeline((), "inverse"), some_metric(1), some_metric(2)
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     counts = []
     for t, metric in enumerate([old, old, old, new, new]):
-        chain.apply(released(zero, 0.25, t), metric, layers)
+        chain.apply(make_released(zero, 0.25, t), metric, layers)
         counts.append(count)
     assert counts == [3, 3, 3, 6, 6]
 
@@ -107,7 +107,7 @@ def test_behind_two_filters_the_variance_is_not_known():
     """
     _, layers = several_layers()
     inputs = [{"w": torch.zeros(2)}] * 2
-    value = chained((DiSK(0.5), LowPass()), "whitened", [{}, {}], layers, inputs)
+    value = chain_steps((DiSK(0.5), LowPass()), "whitened", [{}, {}], layers, inputs)
     assert value.noise_variance is None
     with pytest.raises(ValueError, match="variance of the noise is not known"):
         value.variance_of("w")
@@ -117,13 +117,13 @@ def test_float32_tensors_keep_their_type_and_a_number_stays_a_number():
     g = {"w": torch.randn(3, 2)}
     state = {}
     for t in range(3):
-        value, state = LowPass().apply(released(g, 0.25, t), state)
+        value, state = LowPass().apply(make_released(g, 0.25, t), state)
         assert (
             isinstance(value.noise_variance, float) and value.gradients["w"].dtype == torch.float32
         )
     state = {}
     for t in range(3):
-        value, state = DiSK(0.5).apply(released(g, {"w": torch.rand(3, 2)}, t), state)
+        value, state = DiSK(0.5).apply(make_released(g, {"w": torch.rand(3, 2)}, t), state)
         assert (
             value.variance_of("w").shape == (3, 2) and value.variance_of("w").dtype == torch.float32
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpkfc.postprocess import SOFIM
-from tests.postprocess.cases import released
+from tests.postprocess.cases import make_released
 
 SHAPES = {"a": (3, 2), "b": (4,)}
 
@@ -26,7 +26,7 @@ def test_the_step_equals_a_dense_solve_over_all_parameters(direction, bias_corre
     state = {}
     m = torch.zeros(10).double()
     for t, g in enumerate(inputs(), 1):
-        value, state = sofim.apply(released(g, step=t), state)
+        value, state = sofim.apply(make_released(g, step=t), state)
         m = 0.8 * m + 0.2 * flat(g)
         momentum = m / (1 - 0.8**t) if bias_correction else m
         matrix = 0.7 * torch.eye(10).double() + torch.outer(momentum, momentum)
@@ -41,7 +41,7 @@ def test_the_warm_up_forms_momentum_and_moves_nothing():
     for sofim in (SOFIM(warmup=3), SOFIM()):
         state = {}
         for t, g in enumerate(given):
-            value, state = sofim.apply(released(g, step=t), state)
+            value, state = sofim.apply(make_released(g, step=t), state)
             assert sofim.warmup <= t or not flat(value.gradients).any()
         states.append((value, state))
     assert torch.equal(flat(states[0][0].gradients), flat(states[1][0].gradients))
@@ -71,9 +71,9 @@ def test_spare_memory_changes_no_result(direction):
     )
     for t, g in enumerate(inputs(), 1):
         given = {name: x.clone() for name, x in g.items()}
-        value, plain = sofim.apply(released(g, step=t), plain)
+        value, plain = sofim.apply(make_released(g, step=t), plain)
         # `apply` writes to no argument
         assert all(torch.equal(g[name], x) for name, x in given.items())
-        quick, reused = sofim.apply_in_place(released(given, step=t), reused)
+        quick, reused = sofim.apply_in_place(make_released(given, step=t), reused)
         assert torch.equal(flat(value.gradients), flat(quick.gradients))
         assert all(torch.equal(plain[name], reused[name]) for name in plain)

@@ -297,7 +297,7 @@ def charge_often(path, times):
 
 def test_processes_that_charge_at_once_do_not_overspend(tmp_path):
     path = tmp_path / "ward.toml"
-    processes = [forked.started(charge_often, path, 5) for _ in range(4)]
+    processes = [forked.start(charge_often, path, 5) for _ in range(4)]
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
@@ -329,7 +329,7 @@ def die_before_the_rename(folder):
     ("work", "charged"), [(die_after_the_charge, 1), (die_before_the_rename, 0)]
 )
 def test_a_killed_run_is_counted_before_it_starts(tmp_path, work, charged):
-    process = forked.started(work, tmp_path)
+    process = forked.start(work, tmp_path)
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
     ward = budget(tmp_path)

@@ -455,7 +455,7 @@ def test_a_stale_cache_is_noticed(tmp_path, monkeypatch):
         save(session, *args, **options)
         kept.update(copy.deepcopy(session._pipeline.noise._recursions))
 
-    def put_back(session, *args, **options):
+    def restore_draws(session, *args, **options):
         restore(session, *args, **options)
         noise = session._pipeline.noise
         for chunk, old in kept.items():
@@ -463,7 +463,7 @@ def test_a_stale_cache_is_noticed(tmp_path, monkeypatch):
         noise._recursions = kept
 
     monkeypatch.setattr(Session, "save", keep)
-    monkeypatch.setattr(Session, "restore", put_back)
+    monkeypatch.setattr(Session, "restore", restore_draws)
     with pytest.raises(AssertionError):
         check_draws(go_back(tmp_path))
 

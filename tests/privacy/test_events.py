@@ -32,7 +32,7 @@ def poisson(rate, noise):
     return dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
 
 
-def without_replacement(n, b, noise):
+def make_fixed_event(n, b, noise):
     return dp_accounting.SampledWithoutReplacementDpEvent(
         n, b, dp_accounting.GaussianDpEvent(noise)
     )
@@ -43,7 +43,7 @@ CASES = [
     (dp_accounting.GaussianDpEvent(6.0), 30, "pld", "add_or_remove_one"),
     (poisson(0.01, 1.0), 200, "rdp", "add_or_remove_one"),
     (dp_accounting.GaussianDpEvent(6.0), 30, "rdp", "add_or_remove_one"),
-    (without_replacement(1000, 20, 1.5), 100, "rdp", "replace_one"),
+    (make_fixed_event(1000, 20, 1.5), 100, "rdp", "replace_one"),
 ]
 
 
@@ -74,13 +74,13 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(monkeypatc
     ("event", "accountant", "relation", "message"),
     [
         (
-            without_replacement(100, 5, 1.0),
+            make_fixed_event(100, 5, 1.0),
             "pld",
             "replace_one",
             "PLD cannot account .* use accountant='rdp'",
         ),
         (
-            without_replacement(100, 5, 1.0),
+            make_fixed_event(100, 5, 1.0),
             "rdp",
             "add_or_remove_one",
             "use 'replace_one' for sampling without replacement",
@@ -137,7 +137,7 @@ def test_bad_numbers_are_refused():
 
 
 def test_cross_check_of_fixed_size_batches_has_rdp_alone():
-    both = cross_check(without_replacement(100, 5, 2.0), 10, DELTA, "replace_one")
+    both = cross_check(make_fixed_event(100, 5, 2.0), 10, DELTA, "replace_one")
     assert both["pld"] is None
     assert both["rdp"] > 0
 

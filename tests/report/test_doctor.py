@@ -14,7 +14,7 @@ from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
 from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 
-def _text(diagnosis, width=160):
+def _print(diagnosis, width=160):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(layer_table(diagnosis, "model"))
     return console.file.getvalue()
@@ -34,10 +34,10 @@ def test_a_cnn_is_described_layer_by_layer():
     )
     assert not found.problem and not found.frozen
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
-    text = _text(found)
+    text = _print(found)
     for part in ("conv", "13,706", "A 10", "rank-one", "∞ →"):
         assert part in text or part == "13,706"
-    narrow = _text(found, 80)
+    narrow = _print(found, 80)
     assert "materialised" in narrow and "A 145 lowrank" in narrow and "notes" not in narrow
     assert max(map(len, narrow.splitlines())) <= 80
 
@@ -52,7 +52,7 @@ def test_a_proved_batch_axis_is_told_from_another(axis):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), Head(8, 3))
     found = diagnose(model, KFAC(probe=PinkNoise((1, 8, 8)), probe_size=16))
     assert bool(found.unproved) == (axis is not None)
-    assert ("one at a time" in _text(found)) == (axis is not None)
+    assert ("one at a time" in _print(found)) == (axis is not None)
 
 
 def test_frozen_and_tied_layers_are_said():
@@ -65,7 +65,7 @@ def test_frozen_and_tied_layers_are_said():
     found = diagnose(model, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16))
     assert found.frozen == {"3": 42}
     assert found.layers[0].tied == 1 and found.layers[-1].frozen == ("bias",)
-    text = _text(found)
+    text = _print(found)
     assert "tied: 2 uses" in text and "frozen: bias" in text and "not trained" in text
 
 
@@ -90,7 +90,7 @@ def test_embeddings_norms_and_fallbacks_have_rows():
         ),
     )
     assert [layer.rule for layer in found.layers] == ["embedding", "norm", "fallback", "linear"]
-    assert _text(found, 300).count("no rule of its own: by torch.func, slower") == 1
+    assert _print(found, 300).count("no rule of its own: by torch.func, slower") == 1
     assert [layer.method for layer in found.layers] == [
         "lookup",
         "materialised",
@@ -109,7 +109,7 @@ def test_a_layer_that_the_probe_does_not_reach_is_said():
             return self.used(x)
 
     found = diagnose(Model(), KFAC(sides="both", probe=FeatureNoise(4), probe_size=8))
-    assert found.layers[1].method.startswith("none") and "not reached" in _text(found)
+    assert found.layers[1].method.startswith("none") and "not reached" in _print(found)
 
 
 EXPERTS = {

@@ -37,7 +37,7 @@ class Checked(HTMLParser):
             self.texts.append(data)
 
 
-def checked(page):
+def check_page(page):
     parser = Checked()
     parser.feed(page)
     parser.close()
@@ -46,7 +46,7 @@ def checked(page):
 
 
 def text_of(page):
-    return " ".join(" ".join(checked(page).texts).split())
+    return " ".join(" ".join(check_page(page).texts).split())
 
 
 def render_page(tmp_path, words="", method="dp-kfc"):
@@ -67,7 +67,7 @@ def render_page(tmp_path, words="", method="dp-kfc"):
 
 
 def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
-    page = checked(written := render_page(tmp_path))
+    page = check_page(written := render_page(tmp_path))
     text = text_of(written)
     for words in (
         "Accuracy against ε",
@@ -96,7 +96,7 @@ def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path):
 
 
 def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path):
-    page = checked(render_page(tmp_path))
+    page = check_page(render_page(tmp_path))
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]
     assert figures and all(
         attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in figures
@@ -107,7 +107,7 @@ def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path):
 
 
 def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path):
-    page = checked(render_page(tmp_path))
+    page = check_page(render_page(tmp_path))
     links = [
         attrs.get(name)
         for _, attrs in page.elements
@@ -142,8 +142,8 @@ def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_
 
 
 def test_a_hostile_run_folder_stays_text(tmp_path):
-    harmless = {tag for tag, _ in checked(render_page(tmp_path / "1")).elements}
-    page = checked(render_page(tmp_path / "2", HOSTILE, HOSTILE))
+    harmless = {tag for tag, _ in check_page(render_page(tmp_path / "1")).elements}
+    page = check_page(render_page(tmp_path / "2", HOSTILE, HOSTILE))
     # Caveats are quoted.
     assert {tag for tag, _ in page.elements} <= harmless | {"blockquote"}
     assert not [

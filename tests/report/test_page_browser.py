@@ -84,7 +84,7 @@ def pages(tmp_path_factory):
     return found
 
 
-def opened(browser, path, width=1400, scheme="light"):
+def open_page(browser, path, width=1400, scheme="light"):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.execute_cdp_cmd(
@@ -94,11 +94,11 @@ def opened(browser, path, width=1400, scheme="light"):
     for kind in ("browser", "performance"):
         browser.get_log(kind)
     browser.get(path.as_uri())
-    until(browser, "return document.documentElement.dataset.ready === 'true'")
+    wait_until(browser, "return document.documentElement.dataset.ready === 'true'")
     return browser
 
 
-def until(browser, script):
+def wait_until(browser, script):
     end = time.monotonic() + 300
     while not browser.execute_script(script):
         assert time.monotonic() < end, f"never came true: {script}"
@@ -111,7 +111,7 @@ def open_all(browser):
     )
 
 
-def requested(browser, page):
+def list_requests(browser, page):
     """Addresses that the browser asked for, beside the page itself and what it holds."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [
@@ -127,12 +127,12 @@ def requested(browser, page):
 
 
 def test_it_renders_without_a_complaint_and_asks_for_nothing(browser, pages):
-    opened(browser, pages["good"])
+    open_page(browser, pages["good"])
     open_all(browser)
     assert browser.execute_script("return document.querySelectorAll('.plot > svg').length") >= 6
     marks = "return document.querySelectorAll('.plot g[data-method] > title').length"
     assert browser.execute_script(marks) > 10
-    assert not requested(browser, pages["good"])
+    assert not list_requests(browser, pages["good"])
     entries = browser.execute_script(
         "return performance.getEntriesByType('resource').map((e) => e.name)"
     )
@@ -148,7 +148,7 @@ def _column(browser, index):
 def test_the_table_sorts_by_mouse_and_by_keyboard(browser, pages):
     from selenium.webdriver.common.keys import Keys
 
-    opened(browser, pages["good"])
+    open_page(browser, pages["good"])
     buttons = browser.find_elements("css selector", "#run-table thead button")
     browser.execute_script("arguments[0].click()", buttons[3])
     numbers = [float(text.split()[0]) for text in _column(browser, 3)]
@@ -168,7 +168,7 @@ def test_the_table_sorts_by_mouse_and_by_keyboard(browser, pages):
 
 
 def test_a_method_is_hidden_everywhere_and_comes_back(browser, pages):
-    opened(browser, pages["good"])
+    open_page(browser, pages["good"])
     open_all(browser)
     find = (
         "[...document.querySelectorAll('[data-toggle]')].find((b) =>"
@@ -209,7 +209,7 @@ def fits(browser):
 
 @pytest.mark.parametrize("width, share", [(1400, 0.16), (390, 0.5)])
 def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser, pages, width, share):
-    opened(browser, pages["many"], width=width)
+    open_page(browser, pages["many"], width=width)
     box = "document.getElementById('methods').getBoundingClientRect()"
     assert browser.execute_script(f"return {box}.height / innerHeight") < share
     assert browser.execute_script(
@@ -227,7 +227,7 @@ def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser, pages
 
 
 def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(browser, pages):
-    opened(browser, pages["hostile"], width=390)
+    open_page(browser, pages["hostile"], width=390)
     open_all(browser)
     fits(browser)
     browser.execute_script(
@@ -240,7 +240,7 @@ def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(browser, page
         )
         == 0
     )
-    assert not requested(browser, pages["hostile"])
+    assert not list_requests(browser, pages["hostile"])
     assert not browser.get_log("browser")
 
 
@@ -251,7 +251,7 @@ def test_the_page_refuses_a_script_that_is_not_its_own(browser, pages, tmp_path)
         .replace("</footer>", "</footer><script>window.hacked = 1</script>")
     )
     (tmp_path / "planted.html").write_text(page, "utf-8")
-    opened(browser, tmp_path / "planted.html")
+    open_page(browser, tmp_path / "planted.html")
     assert browser.execute_script("return window.hacked === undefined")
     assert any(
         "Content Security Policy" in entry["message"] for entry in browser.get_log("browser")

@@ -32,7 +32,7 @@ def loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def trained(
+def train_session(
     plan,
     path,
     *,
@@ -66,7 +66,7 @@ def kfac():
 
 def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path):
     path, weights = tmp_path / "ledger.jsonl", tmp_path / "mine.safetensors"
-    session = trained(plan_of(preconditioner=kfac()), path, steps=5)
+    session = train_session(plan_of(preconditioner=kfac()), path, steps=5)
     save_file(session.model.state_dict(), weights)
     card = session_card(session, **SAID, weights=weights)
     assert (
@@ -95,7 +95,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path):
 
 @pytest.mark.parametrize("missing", SAID)
 def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path, missing):
-    session = trained(plan_of(), tmp_path / "ledger.jsonl", steps=1)
+    session = train_session(plan_of(), tmp_path / "ledger.jsonl", steps=1)
     statements = {name: value for name, value in SAID.items() if name != missing}
     with pytest.raises(TypeError, match="give title, chosen_by .* and not_private"):
         session.write_card(tmp_path / "card", **statements)
@@ -105,10 +105,12 @@ def test_a_card_without_a_statement_says_which_ones_it_needs(tmp_path, missing):
 
 def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path):
     plan, path = plan_of(preconditioner=kfac()), tmp_path / "ledger.jsonl"
-    trained(plan, path, steps=3, save=tmp_path / "checkpoint")
+    train_session(plan, path, steps=3, save=tmp_path / "checkpoint")
     for steps, first in ((0, 2), (2, 4)):
         text = to_markdown(
-            session_card(trained(plan, path, steps=steps, restore=tmp_path / "checkpoint"), **SAID)
+            session_card(
+                train_session(plan, path, steps=steps, restore=tmp_path / "checkpoint"), **SAID
+            )
         )
         assert f"| refreshes | 1, before steps {first} |" in text
         assert f"refreshes before step {first} came before the checkpoint" in text
@@ -162,10 +164,10 @@ def test_a_card_that_was_counted_by_hand_is_refused():
 
 def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
+    train_session(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
     message = "holds 2 releases from before; this session begins at new weights and has 4 left"
     with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore\(\)"):
-        trained(plan_of(), path, steps=2)
+        train_session(plan_of(), path, steps=2)
     with pytest.warns(UserWarning, match=message) as seen:
-        trained(plan_of(), path, steps=2, resume=True)
+        train_session(plan_of(), path, steps=2, resume=True)
     assert len(seen) == 1 and seen[0].filename == __file__

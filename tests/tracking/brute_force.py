@@ -58,7 +58,7 @@ def draw_normal(shape: Sequence[int]) -> Tensor:
     return torch.rand(tuple(shape), dtype=torch.float64) * 0.8 + 0.1
 
 
-def whole(low: int, high: int) -> Draw:
+def draw_integers(low: int, high: int) -> Draw:
     return lambda shape: torch.randint(low, high, tuple(shape))
 
 
@@ -88,7 +88,7 @@ def by_example(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     return x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
 
 
-def changed(xs: Sequence[Tensor], case: Case, examples: Sequence[int]) -> list[Tensor]:
+def change_examples(xs: Sequence[Tensor], case: Case, examples: Sequence[int]) -> list[Tensor]:
     """Return the operands with other values for some examples."""
     result = []
     for x, operand in zip(xs, case.operands, strict=True):
@@ -106,7 +106,7 @@ def changed(xs: Sequence[Tensor], case: Case, examples: Sequence[int]) -> list[T
     return result
 
 
-def permuted(xs: Sequence[Tensor], case: Case, order: Tensor) -> list[Tensor]:
+def permute(xs: Sequence[Tensor], case: Case, order: Tensor) -> list[Tensor]:
     """Return the operands with their examples in another order."""
     result = []
     for x, operand in zip(xs, case.operands, strict=True):
@@ -154,7 +154,7 @@ def plain(case: Case, xs: Sequence[Tensor]) -> list[Tensor]:
     return list(tensors_in((case.call(*[x.clone() for x in xs]),)))
 
 
-def same(x: Tensor, y: Tensor) -> bool:
+def are_equal(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape:
         return False
     if x.is_floating_point() or x.is_complex():
@@ -175,7 +175,7 @@ def faults(case: Case, seen: Seen | None = None) -> list[str]:
     if all(isinstance(state, Unknown) for state in states):
         return found
     for i in range(case.size):
-        others = plain(case, changed(xs, case, [i]))
+        others = plain(case, change_examples(xs, case, [i]))
         for place, (y, z, state) in enumerate(zip(outputs, others, states, strict=True)):
             if not _is_kept(y, z, state, i, case.size):
                 found.append(
@@ -188,13 +188,13 @@ def faults(case: Case, seen: Seen | None = None) -> list[str]:
 def _is_kept(y: Tensor, z: Tensor, state: State | None, i: int, size: int) -> bool:
     """Return whether all entries but those of example i are as before."""
     if state is None:
-        return same(y, z)
+        return are_equal(y, z)
     if not isinstance(state, BatchAxis):
         return True
     if y.shape != z.shape or y.shape[state.dim] != state.length(size):
         return False
     rest = [j for j in range(size) if j != i]
-    return same(by_example(y, state, size)[rest], by_example(z, state, size)[rest])
+    return are_equal(by_example(y, state, size)[rest], by_example(z, state, size)[rest])
 
 
 def _unordered(
@@ -202,7 +202,7 @@ def _unordered(
 ) -> list[str]:
     """Return the outputs that do not permute as their examples do."""
     order = torch.arange(case.size).roll(1)
-    others = plain(case, permuted(xs, case, order))
+    others = plain(case, permute(xs, case, order))
     found = []
     for place, (y, z, state) in enumerate(zip(outputs, others, states, strict=True)):
         if not isinstance(state, BatchAxis):
@@ -211,7 +211,7 @@ def _unordered(
             found.append(
                 f"{case.name}: output {place} of shape {list(y.shape)} cannot have {state}"
             )
-        elif not same(by_example(y, state, case.size)[order], by_example(z, state, case.size)):
+        elif not are_equal(by_example(y, state, case.size)[order], by_example(z, state, case.size)):
             found.append(
                 f"{case.name}: output {place} depends on the places of the examples, {state}"
             )
@@ -222,10 +222,14 @@ def _sums(case: Case, xs: Sequence[Tensor], states: Sequence[State | None]) -> l
     """Return the totals that are no sums over examples."""
     if not any(isinstance(state, Total) for state in states):
         return []
-    values = [_totals(case, changed(xs, case, examples)) for examples in ([], [0], [1], [0, 1])]
+    values = [
+        _totals(case, change_examples(xs, case, examples)) for examples in ([], [0], [1], [0, 1])
+    ]
     none, one, other, both = values
     pairs = zip(none, one, other, both, strict=True)
-    return [f"{case.name}: the total is no sum" for a, b, c, d in pairs if not same(d - b, c - a)]
+    return [
+        f"{case.name}: the total is no sum" for a, b, c, d in pairs if not are_equal(d - b, c - a)
+    ]
 
 
 def _totals(case: Case, xs: Sequence[Tensor]) -> list[Tensor]:

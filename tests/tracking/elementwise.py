@@ -12,10 +12,10 @@ from tests.tracking.brute_force import (
     Draw,
     Operand,
     batched,
+    draw_integers,
     draw_normal,
     public,
     truths,
-    whole,
 )
 
 N = 3
@@ -81,7 +81,7 @@ def _draws(names: list[str]) -> Iterator[list[Draw]]:
     special = {"condition": truths, "mask": truths}
     for draw in (
         draw_normal,
-        whole(0, 3),
+        draw_integers(0, 3),
         truths,
         lambda shape: torch.complex(draw_normal(shape), draw_normal(shape)),
     ):

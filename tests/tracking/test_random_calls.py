@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkfc.tracking.states import BatchAxis
-from tests.tracking.brute_force import Case, Operand, draw_normal, faults, whole
+from tests.tracking.brute_force import Case, Operand, draw_integers, draw_normal, faults
 
 
 class Choices:
@@ -149,7 +149,7 @@ def reduce(c):
     return lambda x: function(x, dims, keepdim=keep), (x,)
 
 
-def along(c):
+def call_along(c):
     x = c.operand(c.shape())
     dim = c.pick(range(-len(x.shape), len(x.shape)))
     function = c.pick(
@@ -199,7 +199,7 @@ def choose_places(c):
     dim = c.pick(range(len(shape)))
     index = [*shape]
     index[dim] = c.length()
-    return shape, dim, index, c.operand(index, whole(0, shape[dim]))
+    return shape, dim, index, c.operand(index, draw_integers(0, shape[dim]))
 
 
 def gather(c):
@@ -215,7 +215,7 @@ def scatter(c):
 def index_select(c):
     shape = c.shape()
     dim = c.pick(range(len(shape)))
-    index = c.operand((c.length(),), whole(0, shape[dim]))
+    index = c.operand((c.length(),), draw_integers(0, shape[dim]))
     if c.pick([False, True]):
         rows = torch.arange(shape[dim])
         rows = c.pick([rows, rows.repeat(2), rows.repeat_interleave(2), rows.flip(0)])
@@ -237,7 +237,7 @@ def _indices(c, shape):
             )
         elif kind == "private":
             template.append(len(operands))
-            operands.append(c.operand([c.pick([n, 1]) for n in lengths], whole(0, length)))
+            operands.append(c.operand([c.pick([n, 1]) for n in lengths], draw_integers(0, length)))
         else:
             template.append(None)
     if all(x is None for x in template):
@@ -299,7 +299,7 @@ CALLS = [
         select,
         cut,
         reduce,
-        along,
+        call_along,
         add,
         matmul,
         bmm,

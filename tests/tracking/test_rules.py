@@ -14,11 +14,11 @@ from tests.tracking.brute_force import (
     Operand,
     Seen,
     batched,
+    draw_integers,
     draw_normal,
     faults,
     public,
     truths,
-    whole,
 )
 from tests.tracking.elementwise import elementwise_cases, overloads
 
@@ -42,11 +42,11 @@ UNREACHABLE = {
 }
 
 
-def followed(name, call, *operands, size=N, is_random=False):
+def follow(name, call, *operands, size=N, is_random=False):
     return Case(name, size, call, operands, "axis", is_random)
 
 
-def lost(name, call, *operands, size=N):
+def lose(name, call, *operands, size=N):
     return Case(name, size, call, operands, "unknown")
 
 
@@ -89,7 +89,7 @@ def places(
     return found
 
 
-def inferred(call):
+def infer(call):
     """Return a call in inference mode, where composite operations are seen whole."""
 
     def run(*tensors, **options):
@@ -130,18 +130,18 @@ def elementwise_table():
     cases = [
         *places("to another type", lambda x: x.float()),
         *places("copy_", lambda x: torch.zeros_like(x).copy_(x)),
-        *places("contiguous", inferred(aten.contiguous)),
+        *places("contiguous", infer(aten.contiguous)),
         *places("detach", lambda x: x.detach()),
         *places("alias", aten.alias),
         *places("lift_fresh", lambda x: torch.add(aten.lift_fresh(x), 0)),
         *places("clone", lambda x: x.clone()),
         *places("bernoulli", torch.bernoulli, is_random=True),
         *places("native_dropout", lambda x: torch.native_dropout(x, 0.5, True), is_random=True),
-        *places("dropout", inferred(lambda x: F.dropout(x, 0.5)), is_random=True),
+        *places("dropout", infer(lambda x: F.dropout(x, 0.5)), is_random=True),
         *places("prelu", lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype))),
         *places(
             "prelu whole",
-            inferred(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))),
+            infer(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))),
             (2,),
             (0,),
         ),
@@ -149,12 +149,12 @@ def elementwise_table():
         *places("masked_fill", lambda x: x.masked_fill(x > 0.5, 0.0)),
         *places("gelu_", lambda x: aten.gelu_(x)),
         *places("rrelu_with_noise", lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x))),
-        *places("real", inferred(torch.real), draw=complex_numbers),
-        *places("imag", inferred(torch.imag), draw=complex_numbers),
-        *places("conj", inferred(aten.conj), draw=complex_numbers),
+        *places("real", infer(torch.real), draw=complex_numbers),
+        *places("imag", infer(torch.imag), draw=complex_numbers),
+        *places("conj", infer(aten.conj), draw=complex_numbers),
         *places("_conj", lambda x: torch.conj(x) * 2, draw=complex_numbers),
-        *places("resolve_conj", inferred(lambda x: aten.resolve_conj(x)), draw=complex_numbers),
-        *places("resolve_neg", inferred(lambda x: aten.resolve_neg(x))),
+        *places("resolve_conj", infer(lambda x: aten.resolve_conj(x)), draw=complex_numbers),
+        *places("resolve_neg", infer(lambda x: aten.resolve_neg(x))),
         *places("hardswish", F.hardswish),
         *places("log_sigmoid", lambda x: aten.log_sigmoid_forward(x)[0]),
         *places("normal_", lambda x: x.normal_(), is_random=True),
@@ -162,37 +162,43 @@ def elementwise_table():
         *places("random_", lambda x: x.random_(), is_random=True),
         *places("exponential_", lambda x: x.exponential_(), is_random=True),
         *places("zero_", lambda x: x.zero_()),
-        *places("_cast_Float", inferred(aten._cast_Float)),
-        *places("_cast_Double", inferred(aten._cast_Double)),
-        *places("multigammaln", inferred(lambda x: torch.special.multigammaln(x + 2, 2))),
+        *places("_cast_Float", infer(aten._cast_Float)),
+        *places("_cast_Double", infer(aten._cast_Double)),
+        *places("multigammaln", infer(lambda x: torch.special.multigammaln(x + 2, 2))),
         *places("bucketize", lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double())),
-        lost("bucketize by the examples", lambda x: torch.bucketize(x, x[0].sort()[0]), rows(4)),
-        *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), draw=whole(0, 4)),
-        lost("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=whole(0, 4))),
-        lost(
+        lose("bucketize by the examples", lambda x: torch.bucketize(x, x[0].sort()[0]), rows(4)),
+        *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), draw=draw_integers(0, 4)),
+        lose("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=draw_integers(0, 4))),
+        lose(
             "isin of other examples",
             torch.isin,
-            rows(4, draw=whole(0, 4)),
-            rows(2, draw=whole(0, 4)),
+            rows(4, draw=draw_integers(0, 4)),
+            rows(2, draw=draw_integers(0, 4)),
         ),
-        lost("isin of one entry", lambda x: torch.isin(1, x), rows(4, draw=whole(0, 4))),
-        lost("prelu with weights of the examples", lambda x, w: F.prelu(x, w[0]), rows(2), rows(2)),
-        lost(
+        lose("isin of one entry", lambda x: torch.isin(1, x), rows(4, draw=draw_integers(0, 4))),
+        lose("prelu with weights of the examples", lambda x, w: F.prelu(x, w[0]), rows(2), rows(2)),
+        lose(
             "prelu whole, private",
-            inferred(lambda x, w: F.prelu(x - 0.5, w[:, 0])),
+            infer(lambda x, w: F.prelu(x - 0.5, w[:, 0])),
             rows(N),
             rows(1),
         ),
-        followed("polar", torch.polar, rows(4), rows(4)),
-        followed("complex", torch.complex, rows(4), rows(4)),
-        followed("isclose", inferred(torch.isclose), rows(4), rows(4)),
-        followed(
+        follow("polar", torch.polar, rows(4), rows(4)),
+        follow("complex", torch.complex, rows(4), rows(4)),
+        follow("isclose", infer(torch.isclose), rows(4), rows(4)),
+        follow(
             "masked_fill of public",
             lambda m: torch.ones(N, 4).masked_fill(m, 0.0),
             rows(4, draw=truths),
         ),
-        lost("where", torch.where, rows(N, draw=truths), batched(N, (N,), 1), batched(N, (N,), 1)),
-        lost("where it is true", inferred(lambda x: torch.where(x > -1)), rows()),
+        lose(
+            "where",
+            torch.where,
+            rows(N, draw=truths),
+            batched(N, (N,), 1),
+            batched(N, (N,), 1),
+        ),
+        lose("where it is true", infer(lambda x: torch.where(x > -1)), rows()),
     ]
     backward = {
         "hardsigmoid_backward": lambda g, x: aten.hardsigmoid_backward(g, x),
@@ -202,17 +208,22 @@ def elementwise_table():
         "leaky_relu_backward": lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False),
         "hardtanh_backward": lambda g, x: aten.hardtanh_backward(g, x, 0.0, 0.5),
         "softplus_backward": lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0),
-        "mish_backward": inferred(lambda g, x: aten.mish_backward(g, x)),
+        "mish_backward": infer(lambda g, x: aten.mish_backward(g, x)),
         "binary_cross_entropy_backward": lambda g, x: aten.binary_cross_entropy_backward(
             g, x, (x > 0.5).double(), None, 0
         ),
     }
     for name, call in backward.items():
-        cases.append(followed(name, call, rows(4), rows(4)))
+        cases.append(follow(name, call, rows(4), rows(4)))
         cases.append(
-            followed(f"{name}, folded", call, batched(N, (4,), 1, 2, 2), batched(N, (4,), 1, 2, 2))
+            follow(
+                f"{name}, folded",
+                call,
+                batched(N, (4,), 1, 2, 2),
+                batched(N, (4,), 1, 2, 2),
+            )
         )
-        cases.append(lost(f"{name}, across", call, batched(N, (N,), 0), batched(N, (N,), 1)))
+        cases.append(lose(f"{name}, across", call, batched(N, (N,), 0), batched(N, (N,), 1)))
     return cases
 
 
@@ -232,7 +243,7 @@ def build_shapes_table():
         "new_empty_strided": lambda x: x.new_empty_strided((2, 2), (2, 1)).zero_(),
     }
     return [
-        followed(name, call, rows(4), is_random=name.startswith("rand"))
+        follow(name, call, rows(4), is_random=name.startswith("rand"))
         for name, call in calls.items()
     ]
 
@@ -246,16 +257,16 @@ def view_table():
         *places("view apart", lambda x: x.view(*x.shape[:-1], 2, 2), (4,), (0,)),
         *places("view of one", lambda x: x.view(-1), (4,), (0,)),
         *places("as another type", lambda x: x.view(torch.int64)),
-        lost("a view with more elements", lambda x: x.view(torch.float32), rows(4)),
+        lose("a view with more elements", lambda x: x.view(torch.float32), rows(4)),
         *places("_unsafe_view", lambda x: aten._unsafe_view(x, [-1, 4]), (4,), (0,)),
-        *places("reshape", inferred(lambda x: x.reshape(-1, 4)), (2, 4)),
+        *places("reshape", infer(lambda x: x.reshape(-1, 4)), (2, 4)),
         *places("_reshape_alias", lambda x: aten._reshape_alias(x, [x.numel()], [1]), (4,), (0,)),
         *places("squeeze", lambda x: x.squeeze(1), (1, 4), (0,)),
         *places("squeeze all", lambda x: x.squeeze(), (1, 4), (0, 2)),
         *places("unsqueeze", lambda x: x.unsqueeze(1)),
-        *places("flatten", inferred(lambda x: x.flatten(0, 1)), (4, 2), (0, 1, 2)),
-        *places("unflatten", inferred(lambda x: x.unflatten(-1, (2, 2))), (4,), (0,)),
-        *places("view_as", inferred(lambda x: x.view_as(torch.zeros(x.numel())))),
+        *places("flatten", infer(lambda x: x.flatten(0, 1)), (4, 2), (0, 1, 2)),
+        *places("unflatten", infer(lambda x: x.unflatten(-1, (2, 2))), (4,), (0,)),
+        *places("view_as", infer(lambda x: x.view_as(torch.zeros(x.numel())))),
         *places("permute", lambda x: x.permute(2, 0, 1), (4, 5), (0, 1, 2)),
         *places("permute, negative", lambda x: x.permute(-1, 1, 0), (4, 5), (0, 1, 2)),
         *places("transpose", lambda x: x.transpose(0, -1), (4, 5), (0, 1, 2)),
@@ -266,13 +277,11 @@ def view_table():
         *places("repeat", lambda x: x.repeat(2, 3, 1)),
         *places("slice", lambda x: x[:, 1:4:2], (5,), (0,)),
         *places("whole slice", lambda x: x[:]),
-        followed("first half of two views", lambda x: x[:N], batched(N, (4,), pre=2)),
-        followed("second half of two views", lambda x: x[N:], batched(N, (4,), pre=2)),
-        followed("one of two places", lambda x: x[1::2], batched(N, (4,), post=2)),
-        *places("narrow", inferred(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
-        followed(
-            "narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)
-        ),
+        follow("first half of two views", lambda x: x[:N], batched(N, (4,), pre=2)),
+        follow("second half of two views", lambda x: x[N:], batched(N, (4,), pre=2)),
+        follow("one of two places", lambda x: x[1::2], batched(N, (4,), post=2)),
+        *places("narrow", infer(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
+        follow("narrow to a view", infer(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)),
         *places(
             "slice_scatter",
             lambda x: torch.slice_scatter(x, 2 * x[:, :1], 1, 0, 1),
@@ -292,35 +301,36 @@ def view_table():
         *places("unbind", lambda x: x.unbind(1), (2, 5), (0, 2), (1,)),
         *places("split", lambda x: x.split(2, 1), (4, 5), (0, 2)),
         *places("split_with_sizes", lambda x: x.split([1, 3], 1), (4, 4), (0, 2)),
-        *places("chunk", inferred(lambda x: x.chunk(2, 1)), (4, 5), (0, 2)),
+        *places("chunk", infer(lambda x: x.chunk(2, 1)), (4, 5), (0, 2)),
         *places("unsafe_split", lambda x: torch.unsafe_split(x, 2, 1), (4, 5), (0, 2)),
-        *places("unsafe_chunk", inferred(lambda x: torch.unsafe_chunk(x, 2, 1)), (4, 5), (0, 2)),
+        *places("unsafe_chunk", infer(lambda x: torch.unsafe_chunk(x, 2, 1)), (4, 5), (0, 2)),
         *places(
             "unsafe_split_with_sizes",
             lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 1),
             (4, 4),
             (0, 2),
         ),
-        *places(
-            "tensor_split", inferred(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)
+        *places("tensor_split", infer(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)),
+        follow("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
+        follow(
+            "chunk of two views",
+            infer(lambda x: x.chunk(2, 1)),
+            batched(N, (4,), 1, pre=2),
         ),
-        followed("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
-        followed(
-            "chunk of two views", inferred(lambda x: x.chunk(2, 1)), batched(N, (4,), 1, pre=2)
+        follow("cat of two", lambda x, y: torch.cat([x, y], 1), rows(4), rows(2)),
+        follow("cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)),
+        follow(
+            "cat of two views",
+            lambda x, y: torch.cat([x, y]),
+            batched(N, (4,), pre=2),
+            rows(4),
         ),
-        followed("cat of two", lambda x, y: torch.cat([x, y], 1), rows(4), rows(2)),
-        followed(
-            "cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)
-        ),
-        followed(
-            "cat of two views", lambda x, y: torch.cat([x, y]), batched(N, (4,), pre=2), rows(4)
-        ),
-        followed(
+        follow(
             "cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)
         ),
-        followed("concat", inferred(lambda x: torch.concat([x, x], 1)), rows(4)),
-        followed("concatenate", inferred(lambda x: torch.concatenate([x, x], 1)), rows(4)),
-        followed(
+        follow("concat", infer(lambda x: torch.concat([x, x], 1)), rows(4)),
+        follow("concatenate", infer(lambda x: torch.concatenate([x, x], 1)), rows(4)),
+        follow(
             "stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)
         ),
         *places("unfold", lambda x: x.unfold(1, 2, 1), (4,), (0,)),
@@ -328,9 +338,14 @@ def view_table():
         *places("diagonal", lambda x: x.diagonal(1, 0, 2), (4, 5), (1,), (0, 2)),
         *places("diagonal of the last", lambda x: x.diagonal(0, -1, -2), (4, 5), (0,), (1, 2)),
         *places("as_strided", lambda x: x.as_strided(x.shape, x.stride(), 0)),
-        lost("as_strided elsewhere", lambda x: x.as_strided((4, N), (N, 1), 0), rows(4)),
+        lose("as_strided elsewhere", lambda x: x.as_strided((4, N), (N, 1), 0), rows(4)),
         *places("view_as_complex", torch.view_as_complex, (4, 2)),
-        lost("view_as_complex of the examples", torch.view_as_complex, batched(2, (4,), 1), size=2),
+        lose(
+            "view_as_complex of the examples",
+            torch.view_as_complex,
+            batched(2, (4,), 1),
+            size=2,
+        ),
         *places("view_as_complex_copy", torch.view_as_complex_copy, (4, 2)),
         *places("view_as_real", torch.view_as_real, draw=complex_numbers),
     ]
@@ -341,16 +356,16 @@ def view_table():
 
 def along_table():
     keeping = {
-        "softmax": inferred(lambda x: torch.softmax(x, 1)),
+        "softmax": infer(lambda x: torch.softmax(x, 1)),
         "_softmax": lambda x: torch.softmax(x, 1),
-        "log_softmax": inferred(lambda x: torch.log_softmax(x, 1)),
+        "log_softmax": infer(lambda x: torch.log_softmax(x, 1)),
         "_log_softmax": lambda x: torch.log_softmax(x, 1),
         "_safe_softmax": lambda x: aten._safe_softmax(x, 1),
         "cumsum": lambda x: x.cumsum(1),
         "cumprod": lambda x: x.cumprod(1),
         "sort": lambda x: x.sort(1),
         "sort, stable": lambda x: torch.sort(x, dim=1, stable=True),
-        "argsort": inferred(lambda x: x.argsort(1)),
+        "argsort": infer(lambda x: x.argsort(1)),
         "topk": lambda x: x.topk(2, 1),
         "cummax": lambda x: x.cummax(1),
         "cummin": lambda x: x.cummin(1),
@@ -392,13 +407,18 @@ def along_table():
     cases = []
     for name, call in (keeping | reducing).items():
         cases += places(name, call, (4, 6), (0, 2), ())
-        cases.append(lost(f"{name} over the examples", call, batched(4, (5, 6), 1), size=4))
+        cases.append(lose(f"{name} over the examples", call, batched(4, (5, 6), 1), size=4))
         cases.append(
-            lost(f"{name} over the folded examples", call, batched(2, (5, 6), 1, 2, 2), size=2)
+            lose(
+                f"{name} over the folded examples",
+                call,
+                batched(2, (5, 6), 1, 2, 2),
+                size=2,
+            )
         )
     wholes = {
         "flip": lambda x: x.flip(0, 1),
-        "msort": inferred(lambda x: x.msort()),
+        "msort": infer(lambda x: x.msort()),
         "roll": lambda x: x.roll(1),
         "max": lambda x: x.max(),
         "median": lambda x: x.median(),
@@ -414,7 +434,7 @@ def along_table():
         "mean over the examples": lambda x: x.mean(0),
         "max across": lambda x: torch.maximum(x, x.mT),
     }
-    cases += [lost(f"{name}, whole", call, rows(N)) for name, call in wholes.items()]
+    cases += [lose(f"{name}, whole", call, rows(N)) for name, call in wholes.items()]
     return [
         *cases,
         *places("diag_embed", torch.diag_embed, (4, 5), (0, 1), (2,)),
@@ -431,98 +451,110 @@ def along_table():
 def product_table():
     weight = public(4, 5)
     return [
-        followed("mm", torch.mm, rows(4), weight),
-        followed("mm, folded", torch.mm, batched(N, (4,), 0, 2, 2), weight),
-        followed("mm on the right", torch.mm, weight, batched(N, (5,), 1)),
-        followed("addmm", torch.addmm, public(5), rows(4), weight),
-        followed("addmm of a batched bias", torch.addmm, rows(5), rows(4), weight),
-        followed(
+        follow("mm", torch.mm, rows(4), weight),
+        follow("mm, folded", torch.mm, batched(N, (4,), 0, 2, 2), weight),
+        follow("mm on the right", torch.mm, weight, batched(N, (5,), 1)),
+        follow("addmm", torch.addmm, public(5), rows(4), weight),
+        follow("addmm of a batched bias", torch.addmm, rows(5), rows(4), weight),
+        follow(
             "addmm of a bias alone", torch.addmm, rows(5), public(N, 4, draw=equal_rows), weight
         ),
-        lost("addmm across", torch.addmm, rows(), rows(4), public(4, N)),
-        lost(
-            "addmm over the examples", torch.addmm, public(5), batched(4, (2,), 1), weight, size=4
+        lose("addmm across", torch.addmm, rows(), rows(4), public(4, N)),
+        lose(
+            "addmm over the examples",
+            torch.addmm,
+            public(5),
+            batched(4, (2,), 1),
+            weight,
+            size=4,
         ),
-        followed("bmm", torch.bmm, rows(2, 4), rows(4, 5)),
-        followed(
-            "bmm, folded", torch.bmm, batched(N, (2, 4), 0, 2, 2), batched(N, (4, 5), 0, 2, 2)
+        follow("bmm", torch.bmm, rows(2, 4), rows(4, 5)),
+        follow(
+            "bmm, folded",
+            torch.bmm,
+            batched(N, (2, 4), 0, 2, 2),
+            batched(N, (4, 5), 0, 2, 2),
         ),
-        followed("bmm of rows", torch.bmm, batched(N, (2, 4), 1), public(2, 4, 5)),
-        followed("bmm of columns", torch.bmm, public(2, 3, 4), batched(N, (2, 4), 2)),
-        followed("baddbmm", torch.baddbmm, public(2, 5), rows(2, 4), rows(4, 5)),
-        lost(
-            "baddbmm of another place", torch.baddbmm, batched(N, (N, 5), 1), rows(N, 4), rows(4, 5)
+        follow("bmm of rows", torch.bmm, batched(N, (2, 4), 1), public(2, 4, 5)),
+        follow("bmm of columns", torch.bmm, public(2, 3, 4), batched(N, (2, 4), 2)),
+        follow("baddbmm", torch.baddbmm, public(2, 5), rows(2, 4), rows(4, 5)),
+        lose(
+            "baddbmm of another place",
+            torch.baddbmm,
+            batched(N, (N, 5), 1),
+            rows(N, 4),
+            rows(4, 5),
         ),
-        followed("mv", torch.mv, rows(4), public(4)),
-        lost("mv over the examples", torch.mv, batched(N, (2,), 1), public(N)),
-        lost("mv with examples", torch.mv, rows(N), rows()),
-        followed("addmv", torch.addmv, rows(), rows(4), public(4)),
-        followed("addmv of a public bias", torch.addmv, public(1), rows(4), public(4)),
-        lost("dot", torch.dot, rows(), public(N)),
-        lost("vdot", torch.vdot, public(N), rows()),
-        followed("_scaled_mm", _scaled, rows(16), public(16, 16)),
-        lost(
-            "_scaled_mm over the examples", _scaled, batched(16, (16,), 1), public(16, 16), size=16
+        follow("mv", torch.mv, rows(4), public(4)),
+        lose("mv over the examples", torch.mv, batched(N, (2,), 1), public(N)),
+        lose("mv with examples", torch.mv, rows(N), rows()),
+        follow("addmv", torch.addmv, rows(), rows(4), public(4)),
+        follow("addmv of a public bias", torch.addmv, public(1), rows(4), public(4)),
+        lose("dot", torch.dot, rows(), public(N)),
+        lose("vdot", torch.vdot, public(N), rows()),
+        follow("_scaled_mm", _scaled, rows(16), public(16, 16)),
+        lose(
+            "_scaled_mm over the examples",
+            _scaled,
+            batched(16, (16,), 1),
+            public(16, 16),
+            size=16,
         ),
-        *places(
-            "matmul", inferred(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()
-        ),
-        followed("matmul with a longer one", inferred(torch.matmul), rows(4), public(2, 4, 5)),
-        followed("matmul on the right", inferred(torch.matmul), public(2, 5), rows(5, 4)),
-        followed("matmul of columns", inferred(torch.matmul), public(2, 5), batched(N, (2, 5), 2)),
-        followed("matmul of a vector", inferred(torch.matmul), public(5), rows(5, 4)),
-        followed(
+        *places("matmul", infer(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()),
+        follow("matmul with a longer one", infer(torch.matmul), rows(4), public(2, 4, 5)),
+        follow("matmul on the right", infer(torch.matmul), public(2, 5), rows(5, 4)),
+        follow("matmul of columns", infer(torch.matmul), public(2, 5), batched(N, (2, 5), 2)),
+        follow("matmul of a vector", infer(torch.matmul), public(5), rows(5, 4)),
+        follow(
             "matmul of a vector and columns",
-            inferred(torch.matmul),
+            infer(torch.matmul),
             public(5),
             batched(N, (2, 5), 2),
         ),
-        followed(
+        follow(
             "matmul of a vector and a matrix",
-            inferred(torch.matmul),
+            infer(torch.matmul),
             public(5),
             batched(N, (5,), 1),
         ),
-        followed("matmul with a vector", inferred(torch.matmul), rows(2, 4), public(4)),
-        followed("matmul of both", inferred(torch.matmul), rows(2, 4), rows(4, 5)),
-        followed("linear", inferred(F.linear), rows(2, 4), public(5, 4), public(5)),
-        lost("linear with examples as weights", inferred(F.linear), public(2, 4), rows(4)),
-        lost(
-            "linear with examples as bias", inferred(F.linear), public(2, 4), public(N, 4), rows()
-        ),
-        followed(
+        follow("matmul with a vector", infer(torch.matmul), rows(2, 4), public(4)),
+        follow("matmul of both", infer(torch.matmul), rows(2, 4), rows(4, 5)),
+        follow("linear", infer(F.linear), rows(2, 4), public(5, 4), public(5)),
+        lose("linear with examples as weights", infer(F.linear), public(2, 4), rows(4)),
+        lose("linear with examples as bias", infer(F.linear), public(2, 4), public(N, 4), rows()),
+        follow(
             "_cdist_forward",
             lambda x, y: aten._cdist_forward(x, y, 2.0, None),
             rows(2, 4),
             rows(5, 4),
         ),
-        followed(
+        follow(
             "_cdist_forward of rows",
             lambda x, y: aten._cdist_forward(x, y, 2.0, None),
             rows(4),
             public(5, 4),
         ),
-        followed(
+        follow(
             "_cdist_forward of columns",
             lambda x, y: aten._cdist_forward(x, y, 1.0, None),
             public(2, 4),
             rows(4),
         ),
-        lost(
+        lose(
             "_cdist_forward over the examples",
             lambda x: aten._cdist_forward(x, x, 2.0, None),
             batched(N, (4,), 1),
         ),
-        lost(
+        lose(
             "_cdist_forward of all pairs", lambda x: aten._cdist_forward(x, x, 2.0, None), rows(4)
         ),
-        followed("cdist", inferred(torch.cdist), rows(2, 4), rows(5, 4)),
-        followed("cdist, broadcast", inferred(torch.cdist), rows(2, 4), public(5, 4)),
-        lost("cdist of all pairs", inferred(torch.cdist), rows(4), rows(4)),
-        followed("bilinear", F.bilinear, rows(4), rows(5), public(2, 4, 5)),
-        lost("bilinear of one", F.bilinear, rows(4), public(N, 5), public(2, 4, 5)),
-        lost("bilinear with examples as weights", F.bilinear, rows(4), rows(5), rows(4, 5)),
-        lost(
+        follow("cdist", infer(torch.cdist), rows(2, 4), rows(5, 4)),
+        follow("cdist, broadcast", infer(torch.cdist), rows(2, 4), public(5, 4)),
+        lose("cdist of all pairs", infer(torch.cdist), rows(4), rows(4)),
+        follow("bilinear", F.bilinear, rows(4), rows(5), public(2, 4, 5)),
+        lose("bilinear of one", F.bilinear, rows(4), public(N, 5), public(2, 4, 5)),
+        lose("bilinear with examples as weights", F.bilinear, rows(4), rows(5), rows(4, 5)),
+        lose(
             "_trilinear over the examples",
             lambda x, w, y: aten._trilinear(x, w, y, [1], [], [1], [0, 2]),
             rows(4),
@@ -553,24 +585,24 @@ def convolutions():
         "_slow_conv2d_forward": lambda x, w, b=None: aten._slow_conv2d_forward(
             x, w, [3, 3], b, [1, 1], [0, 0]
         ),
-        "thnn_conv2d": inferred(lambda x, w, b=None: aten.thnn_conv2d(x, w, [3, 3], b)),
+        "thnn_conv2d": infer(lambda x, w, b=None: aten.thnn_conv2d(x, w, [3, 3], b)),
     }
     cases = []
     for name, call in plain.items():
-        cases.append(followed(name, call, image, kernel, public(4)))
+        cases.append(follow(name, call, image, kernel, public(4)))
         cases.append(
-            followed(f"{name}, folded", call, batched(2, (2, 5, 5), 0, 2, 2), kernel, size=2)
+            follow(f"{name}, folded", call, batched(2, (2, 5, 5), 0, 2, 2), kernel, size=2)
         )
-        cases.append(lost(f"{name} of channels", call, batched(2, (4, 5, 5), 1), kernel, size=2))
-        cases.append(lost(f"{name} of rows", call, batched(5, (2, 2, 5), 2), kernel, size=5))
+        cases.append(lose(f"{name} of channels", call, batched(2, (4, 5, 5), 1), kernel, size=2))
+        cases.append(lose(f"{name} of rows", call, batched(5, (2, 2, 5), 2), kernel, size=5))
         cases.append(
-            lost(f"{name} with examples as kernels", call, public(1, 2, 5, 5), rows(2, 3, 3))
-        )
-        cases.append(
-            lost(f"{name} with examples as a bias", call, rows(2, 5, 5), public(N, 2, 3, 3), rows())
+            lose(f"{name} with examples as kernels", call, public(1, 2, 5, 5), rows(2, 3, 3))
         )
         cases.append(
-            lost(
+            lose(f"{name} with examples as a bias", call, rows(2, 5, 5), public(N, 2, 3, 3), rows())
+        )
+        cases.append(
+            lose(
                 f"{name} of the examples with themselves",
                 lambda x, call=call: call(x, x),
                 rows(N, 3, 3),
@@ -581,17 +613,17 @@ def convolutions():
     depthwise = public(2, 1, 3, 3)
     return [
         *cases,
-        followed(
+        follow(
             "slow_conv3d_forward",
             lambda x, w: aten.slow_conv3d_forward(x, w, [3, 3, 3], None, ones, zeros),
             cube,
             cubic,
         ),
-        followed("transposed", F.conv_transpose2d, image, public(2, 4, 3, 3)),
-        followed("one dimension", F.conv1d, rows(2, 5), public(4, 2, 3)),
-        followed("grouped", lambda x, w: F.conv2d(x, w, groups=2), image, depthwise),
-        followed("conv_tbc", torch.conv_tbc, batched(N, (5, 2), 1), public(3, 2, 4), public(4)),
-        lost(
+        follow("transposed", F.conv_transpose2d, image, public(2, 4, 3, 3)),
+        follow("one dimension", F.conv1d, rows(2, 5), public(4, 2, 3)),
+        follow("grouped", lambda x, w: F.conv2d(x, w, groups=2), image, depthwise),
+        follow("conv_tbc", torch.conv_tbc, batched(N, (5, 2), 1), public(3, 2, 4), public(4)),
+        lose(
             "conv_tbc over the examples",
             torch.conv_tbc,
             batched(5, (2, 2), 0),
@@ -599,7 +631,7 @@ def convolutions():
             public(4),
             size=5,
         ),
-        lost(
+        lose(
             "conv_tbc of channels",
             torch.conv_tbc,
             batched(N, (5, 2), 2),
@@ -618,18 +650,18 @@ def trailing_table():
     """
     line, image, volume = (6,), (6, 6), (4, 4, 4)
     calls = {
-        "avg_pool1d": (line, inferred(lambda x: F.avg_pool1d(x, 2))),
+        "avg_pool1d": (line, infer(lambda x: F.avg_pool1d(x, 2))),
         "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
         "avg_pool3d": (volume, lambda x: F.avg_pool3d(x, 2)),
-        "adaptive_avg_pool1d": (line, inferred(lambda x: F.adaptive_avg_pool1d(x, 2))),
-        "adaptive_avg_pool2d": (image, inferred(lambda x: F.adaptive_avg_pool2d(x, 2))),
-        "adaptive_avg_pool3d": (volume, inferred(lambda x: F.adaptive_avg_pool3d(x, 2))),
+        "adaptive_avg_pool1d": (line, infer(lambda x: F.adaptive_avg_pool1d(x, 2))),
+        "adaptive_avg_pool2d": (image, infer(lambda x: F.adaptive_avg_pool2d(x, 2))),
+        "adaptive_avg_pool3d": (volume, infer(lambda x: F.adaptive_avg_pool3d(x, 2))),
         "_adaptive_avg_pool2d": (image, lambda x: F.adaptive_avg_pool2d(x, 2)),
         "_adaptive_avg_pool3d": (volume, lambda x: F.adaptive_avg_pool3d(x, 2)),
         "adaptive_max_pool2d": (image, lambda x: F.adaptive_max_pool2d(x, 2, True)),
         "adaptive_max_pool3d": (volume, lambda x: F.adaptive_max_pool3d(x, 2, True)),
-        "max_pool1d": (line, inferred(lambda x: torch.max_pool1d(x, 2))),
-        "max_pool2d": (image, inferred(lambda x: torch.max_pool2d(x, 2))),
+        "max_pool1d": (line, infer(lambda x: torch.max_pool1d(x, 2))),
+        "max_pool2d": (image, infer(lambda x: torch.max_pool2d(x, 2))),
         "max_pool2d_with_indices": (image, lambda x: F.max_pool2d(x, 2, return_indices=True)),
         "max_pool3d_with_indices": (volume, lambda x: F.max_pool3d(x, 2, return_indices=True)),
         "reflection_pad1d": (line, lambda x: F.pad(x, (1, 2), "reflect")),
@@ -660,12 +692,12 @@ def trailing_table():
     cases = []
     for name, (shape, call) in calls.items():
         cases += places(name, call, (2, *shape), (0,))
-        cases.append(followed(f"{name} of channels", call, batched(N, (2, *shape), 1)))
+        cases.append(follow(f"{name} of channels", call, batched(N, (2, *shape), 1)))
         for dim in range(2, 2 + len(shape)):
             size = shape[dim - 2] // 2
             rest = (2, 2, *shape[: dim - 2], *shape[dim - 1 :])
             cases.append(
-                lost(
+                lose(
                     f"{name} over the examples at {dim}",
                     call,
                     batched(size, rest, dim, 2),
@@ -687,15 +719,15 @@ def trailing_table():
     for name, call in matrices.items():
         cases += places(name, call, (4, 4), (0,), draw=positive_matrices)
         cases += [
-            followed(f"{name} of pairs", call, batched(N, (2, 4, 4), 1, draw=positive_matrices))
+            follow(f"{name} of pairs", call, batched(N, (2, 4, 4), 1, draw=positive_matrices))
         ]
-        cases += [lost(f"{name} over rows", call, batched(N, (N,), 0, draw=positive_matrices))]
-        cases += [lost(f"{name} over columns", call, batched(N, (2, N), 2, draw=positive_matrices))]
+        cases += [lose(f"{name} over rows", call, batched(N, (N,), 0, draw=positive_matrices))]
+        cases += [lose(f"{name} over columns", call, batched(N, (2, N), 2, draw=positive_matrices))]
     return [
         *cases,
         *places("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), (4, 4, 3), (0,), (2,)),
         *places("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), (2, 4, 6), (0,)),
-        lost(
+        lose(
             "pixel_shuffle of channels",
             lambda x: F.pixel_shuffle(x, 2),
             batched(4, (2, 3, 3), 1),
@@ -703,56 +735,71 @@ def trailing_table():
         ),
         *places("im2col", lambda x: F.unfold(x, 2), (2, 4, 4), (0,), (1, 2, 3)),
         *places("col2im", lambda x: F.fold(x, (3, 3), 2), (4, 4), (0,)),
-        lost("col2im of columns", lambda x: F.fold(x, (3, 3), 2), batched(4, (2, 4), 2), size=4),
-        followed(
+        lose(
+            "col2im of columns",
+            lambda x: F.fold(x, (3, 3), 2),
+            batched(4, (2, 4), 2),
+            size=4,
+        ),
+        follow(
             "fractional_max_pool2d",
             _fractional(F.fractional_max_pool2d),
             rows(2, 6, 6),
             is_random=True,
         ),
-        followed(
+        follow(
             "fractional_max_pool3d",
             _fractional(F.fractional_max_pool3d),
             rows(2, 6, 6, 6),
             is_random=True,
         ),
-        lost(
+        lose(
             "fractional pools of channels",
             _fractional(F.fractional_max_pool2d),
             batched(N, (6, 6), 0),
         ),
-        followed(
+        follow(
             "max_unpool2d",
             lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
             rows(2, 4, 4),
         ),
-        followed(
+        follow(
             "max_unpool3d",
             lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2),
             rows(2, 4, 4, 4),
         ),
-        lost(
+        lose(
             "max_unpool2d of channels",
             lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
             batched(N, (4, 4)),
         ),
-        followed("grid_sampler_2d", _sampled, rows(2, 4, 4), rows(3, 3, 2)),
-        followed("grid_sampler_3d", _sampled, rows(2, 4, 4, 4), rows(3, 3, 3, 3)),
-        followed("grid_sampler_2d of one grid", _sampled, batched(N, (2, 4, 4)), rows(3, 3, 2)),
-        lost("grid_sampler_2d of channels", _sampled, batched(N, (2, 4, 4), 1), public(2, 3, 3, 2)),
-        lost("grid_sampler_2d of points", _sampled, public(2, 2, 4, 4), batched(N, (2, 3, 2), 1)),
-        lost("grid_sampler_2d across", _sampled, rows(N, 4, 4), batched(N, (N, 3, 2), 1)),
-        followed("affine_grid_generator", lambda x: F.affine_grid(x, [N, 1, 4, 4]), rows(2, 3)),
+        follow("grid_sampler_2d", _sampled, rows(2, 4, 4), rows(3, 3, 2)),
+        follow("grid_sampler_3d", _sampled, rows(2, 4, 4, 4), rows(3, 3, 3, 3)),
+        follow("grid_sampler_2d of one grid", _sampled, batched(N, (2, 4, 4)), rows(3, 3, 2)),
+        lose(
+            "grid_sampler_2d of channels",
+            _sampled,
+            batched(N, (2, 4, 4), 1),
+            public(2, 3, 3, 2),
+        ),
+        lose(
+            "grid_sampler_2d of points",
+            _sampled,
+            public(2, 2, 4, 4),
+            batched(N, (2, 3, 2), 1),
+        ),
+        lose("grid_sampler_2d across", _sampled, rows(N, 4, 4), batched(N, (N, 3, 2), 1)),
+        follow("affine_grid_generator", lambda x: F.affine_grid(x, [N, 1, 4, 4]), rows(2, 3)),
         *places("channel_shuffle", lambda x: F.channel_shuffle(x, 1), (4, 4), (0,), (1, 2)),
         *places(
             "native_channel_shuffle",
-            inferred(lambda x: F.native_channel_shuffle(x, 2)),
+            infer(lambda x: F.native_channel_shuffle(x, 2)),
             (4, 3, 3),
             (0,),
         ),
-        followed("linalg_cross", torch.linalg.cross, rows(4, 3), rows(4, 3)),
-        followed("linalg_cross with public", torch.linalg.cross, rows(4, 3), public(1, 4, 3)),
-        lost(
+        follow("linalg_cross", torch.linalg.cross, rows(4, 3), rows(4, 3)),
+        follow("linalg_cross with public", torch.linalg.cross, rows(4, 3), public(1, 4, 3)),
+        lose(
             "linalg_cross over the examples",
             lambda x: torch.linalg.cross(x, x.flip(1), dim=0),
             rows(4),
@@ -807,32 +854,30 @@ def normalisation_table():
             (0,),
             (1, 2),
         ),
-        *places(
-            "layer_norm", inferred(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)
-        ),
+        *places("layer_norm", infer(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
         *places(
             "_fused_rms_norm",
-            inferred(lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)),
+            infer(lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)),
             (4, 5),
             (0, 1),
             (2,),
         ),
-        *places("rms_norm", inferred(lambda x: F.rms_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
-        lost(
+        *places("rms_norm", infer(lambda x: F.rms_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
+        lose(
             "layer_norm with examples as weights",
             lambda x, w: F.layer_norm(x, (N,), w),
             public(2, N),
             rows(),
         ),
-        lost(
+        lose(
             "layer_norm with weights of examples",
             lambda x, w: F.layer_norm(x, (N,), w),
             rows(N),
             rows(),
         ),
         *places("native_group_norm", _group_norm, (4, 3), (0,), (1, 2)),
-        *places("group_norm", inferred(lambda x: F.group_norm(x, 1)), (4, 3), (0,), (1, 2)),
-        lost("group norm of joined examples", _joined_group_norm, rows(4, 3)),
+        *places("group_norm", infer(lambda x: F.group_norm(x, 1)), (4, 3), (0,), (1, 2)),
+        lose("group norm of joined examples", _joined_group_norm, rows(4, 3)),
         *places("instance norm", no_statistics, (5, 6), (1,), (0, 2)),
         *places("frozen", with_statistics("native_batch_norm", False), (4, 5), (0, 2), (1,)),
         *places("trained", with_statistics("native_batch_norm", True), (4, 5), (1,), (0, 2)),
@@ -860,7 +905,7 @@ def normalisation_table():
         *places(
             "_batch_norm_no_update", with_statistics("_batch_norm_no_update"), (4, 5), (0, 2), (1,)
         ),
-        lost(
+        lose(
             "batch norm with weights of examples",
             lambda x, w: F.batch_norm(x, None, None, w, training=True),
             rows(N),
@@ -881,7 +926,7 @@ def _joined_group_norm(x):
 
 
 def lookup_table():
-    ids, few = whole(0, 4), whole(0, 2)
+    ids, few = draw_integers(0, 4), draw_integers(0, 2)
     arange = torch.arange
     table = public(4, 5)
 
@@ -889,155 +934,153 @@ def lookup_table():
         return lambda i, w: F.embedding_bag(i, w, **flags)
 
     return [
-        followed("embedding", F.embedding, rows(2, draw=ids), table),
-        followed("embedding, folded", F.embedding, batched(N, (2,), 1, 2, 2, ids), table),
-        lost("embedding into the examples", F.embedding, public(2, draw=few), rows(5)),
-        lost("embedding of both", F.embedding, rows(2, draw=few), rows(5)),
-        followed("bags", bags(), rows(2, draw=ids), table),
-        followed("bags, summed", bags(mode="sum"), rows(2, draw=ids), table),
-        followed("bags, largest", bags(mode="max"), rows(2, draw=ids), table),
-        followed("bags with padding", bags(padding_idx=0), rows(2, draw=ids), table),
-        followed(
+        follow("embedding", F.embedding, rows(2, draw=ids), table),
+        follow("embedding, folded", F.embedding, batched(N, (2,), 1, 2, 2, ids), table),
+        lose("embedding into the examples", F.embedding, public(2, draw=few), rows(5)),
+        lose("embedding of both", F.embedding, rows(2, draw=few), rows(5)),
+        follow("bags", bags(), rows(2, draw=ids), table),
+        follow("bags, summed", bags(mode="sum"), rows(2, draw=ids), table),
+        follow("bags, largest", bags(mode="max"), rows(2, draw=ids), table),
+        follow("bags with padding", bags(padding_idx=0), rows(2, draw=ids), table),
+        follow(
             "bags with weights",
             lambda i, w, p: F.embedding_bag(i, w, per_sample_weights=p, mode="sum"),
             rows(2, draw=ids),
             table,
             rows(2),
         ),
-        followed(
+        follow(
             "bags forward only",
             lambda i, w: aten._embedding_bag_forward_only(w, i, arange(N) * 2)[0],
             batched(N, (), 0, 1, 2, ids),
             table,
         ),
-        followed(
+        follow(
             "two bags an example",
             lambda i, w: F.embedding_bag(i, w, arange(2 * N) * 2),
             batched(N, (), 0, 1, 4, ids),
             table,
         ),
-        lost("bags into the examples", bags(), public(2, 2, draw=few), rows(5)),
-        lost(
+        lose("bags into the examples", bags(), public(2, 2, draw=few), rows(5)),
+        lose(
             "bags across the examples",
             lambda i, w: F.embedding_bag(i, w, arange(N)),
             batched(N, (), 0, 1, 2, ids),
             table,
         ),
-        lost(
+        lose(
             "bags of two lengths",
             lambda i, w: F.embedding_bag(i, w, arange(2 * N)),
             batched(N, (), 0, 1, 3, ids),
             table,
         ),
-        lost(
+        lose(
             "bags with private places",
             lambda i, o, w: F.embedding_bag(i, w, o.sort()[0] * 0),
             rows(draw=ids),
             rows(draw=few),
             table,
         ),
-        lost(
+        lose(
             "bags with a last place",
             lambda i, w: aten._embedding_bag(w, i, arange(2 * N) * 2, include_last_offset=True)[0],
             batched(N, (), 0, 1, 4, ids),
             table,
         ),
-        followed("gather", lambda x, i: x.gather(1, i), rows(4), rows(2, draw=ids)),
-        followed(
+        follow("gather", lambda x, i: x.gather(1, i), rows(4), rows(2, draw=ids)),
+        follow(
             "gather of a fold",
             lambda x, i: x.gather(0, i),
             batched(N, (4,), 1, 2, 2),
             batched(N, (2,), 1, 2, 2, ids),
         ),
-        followed(
-            "scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)
-        ),
-        followed(
+        follow("scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)),
+        follow(
             "scatter a number", lambda i: torch.zeros(N, 4).scatter_(1, i, 1.0), rows(1, draw=ids)
         ),
-        followed(
+        follow(
             "scatter_add",
             lambda x, i, y: x.scatter_add(1, i, y),
             rows(4),
             rows(2, draw=ids),
             rows(2),
         ),
-        followed(
+        follow(
             "scatter_reduce",
             lambda x, i, y: x.scatter_reduce(1, i, y, "amax"),
             rows(4),
             rows(2, draw=ids),
             rows(2),
         ),
-        followed(
+        follow(
             "take_along_dim",
-            inferred(lambda x, i: torch.take_along_dim(x, i, 1)),
+            infer(lambda x, i: torch.take_along_dim(x, i, 1)),
             rows(4),
             rows(2, draw=ids),
         ),
-        followed(
+        follow(
             "index_add", lambda x, y: x.index_add(1, torch.tensor([2, 0, 2]), y), rows(4), rows(3)
         ),
-        followed(
+        follow(
             "index_add to public",
             lambda y: torch.zeros(N, 4).double().index_add(1, torch.tensor([2, 0]), y),
             rows(2),
         ),
-        lost(
+        lose(
             "index_add of examples",
             lambda x, y: x.index_add(0, torch.tensor([0, 0, 1]), y),
             public(4, 2),
             rows(2),
         ),
-        lost(
+        lose(
             "index_add to examples",
             lambda x, y: x.index_add(0, torch.tensor([0, 0]), y),
             rows(2),
             public(2, 2),
         ),
-        lost(
+        lose(
             "index_add at examples",
             lambda x, i: x.index_add(0, i, torch.ones(N, 2).double()),
             public(4, 2),
             rows(draw=ids),
         ),
-        lost(
+        lose(
             "index_add across",
             lambda x, y: x.index_add(2, torch.tensor([2, 0]), y),
             rows(N, 4),
             batched(N, (N, 2), 1),
         ),
-        followed(
+        follow(
             "index_copy", lambda x, y: x.index_copy(1, torch.tensor([2, 0]), y), rows(4), rows(2)
         ),
-        lost(
+        lose(
             "index_copy of examples",
             lambda x, y: x.index_copy(0, torch.tensor([2, 0, 1]), y),
             rows(2),
             rows(2),
         ),
-        followed("index_fill", lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5), rows(4)),
-        lost(
+        follow("index_fill", lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5), rows(4)),
+        lose(
             "index_fill of examples", lambda x: x.index_fill(0, torch.tensor([2, 0]), 0.5), rows(4)
         ),
-        followed(
+        follow(
             "index_reduce",
             lambda x, y: x.index_reduce(1, torch.tensor([2, 0]), y, "prod"),
             rows(4),
             rows(2),
         ),
-        followed("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), rows(4)),
-        followed(
+        follow("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), rows(4)),
+        follow(
             "index_select by examples", lambda x, i: x.index_select(0, i), table, rows(draw=ids)
         ),
-        followed(
+        follow(
             "index_select by folded examples",
             lambda x, i: x.index_select(1, i),
             table,
             batched(N, (), 0, 2, 2, ids),
         ),
-        followed("index_select of all", lambda x: x.index_select(0, arange(N).repeat(2)), rows(4)),
-        followed(
+        follow("index_select of all", lambda x: x.index_select(0, arange(N).repeat(2)), rows(4)),
+        follow(
             "repeat_interleave",
             lambda x: x.index_select(0, arange(N).repeat_interleave(2)),
             rows(4),
@@ -1066,28 +1109,28 @@ def index_table(ids, few):
         *places("_unsafe_index", lambda x: aten._unsafe_index(x, [None, one]), (4,), (0,)),
         *places("index by a mask", lambda x: x[:, mask], (4, 4), (0, 2)),
         *places("index by a mask of matrices", lambda x: x[:, mask[:, None] & mask], (4, 4), (0,)),
-        followed("index by examples", lambda x, i: x[i], public(4, 5), rows(2, draw=ids)),
-        followed(
+        follow("index by examples", lambda x, i: x[i], public(4, 5), rows(2, draw=ids)),
+        follow(
             "index by examples behind",
             lambda x, i: x[:, i],
             public(5, 4),
             batched(N, (2,), 1, draw=ids),
         ),
-        followed(
+        follow(
             "index by two",
             lambda x, i, j: x[i, j],
             public(4, 4),
             rows(2, draw=ids),
             rows(1, draw=ids),
         ),
-        followed("index of each example", lambda x, i: x[arange(N), i], rows(4, 5), rows(draw=ids)),
-        followed(
+        follow("index of each example", lambda x, i: x[arange(N), i], rows(4, 5), rows(draw=ids)),
+        follow(
             "index of each example, two",
             lambda x, i: x[arange(N)[:, None], i],
             rows(4, 5),
             rows(2, draw=ids),
         ),
-        followed(
+        follow(
             "index of each fold",
             lambda x, i: x[arange(2 * N), i],
             batched(N, (4,), pre=2),
@@ -1105,38 +1148,44 @@ def index_put_table(ids, few):
 
     rest = None
     return [
-        followed("index_put", written(rest, one), rows(4), rows(2)),
-        followed("index_put of public", written(rest, one), rows(4), public(2)),
-        followed("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
-        followed(
-            "index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)
+        follow("index_put", written(rest, one), rows(4), rows(2)),
+        follow("index_put of public", written(rest, one), rows(4), public(2)),
+        follow("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
+        follow("index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)),
+        follow(
+            "index_put in front",
+            written(one),
+            batched(N, (4,), 1),
+            batched(N, (2,), 1),
         ),
-        followed("index_put in front", written(one), batched(N, (4,), 1), batched(N, (2,), 1)),
-        followed(
-            "index_put apart", written(one, rest, one), batched(N, (4, 4), 1), batched(N, (2,), 1)
+        follow(
+            "index_put apart",
+            written(one, rest, one),
+            batched(N, (4, 4), 1),
+            batched(N, (2,), 1),
         ),
-        followed("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
-        followed(
+        follow("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
+        follow(
             "_index_put_impl_",
             lambda x, y: aten._index_put_impl_(x, [None, one], y),
             rows(4),
             rows(2),
         ),
-        followed(
+        follow(
             "_unsafe_index_put",
             lambda x, y: aten._unsafe_index_put(x, [None, one], y),
             rows(4),
             rows(2),
         ),
-        lost("index_put to other examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
-        followed(
+        lose("index_put to other examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
+        follow(
             "index_put at examples",
             lambda x, i, y: x.index_put([arange(N), i], y),
             rows(4),
             rows(draw=ids),
             rows(),
         ),
-        followed(
+        follow(
             "index_put by a mask",
             lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)),
             rows(4),
@@ -1151,41 +1200,41 @@ def attention_table():
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     calls = {
         flash: getattr(aten, flash),
-        "_scaled_dot_product_attention_math": inferred(aten._scaled_dot_product_attention_math),
-        "scaled_dot_product_attention": inferred(F.scaled_dot_product_attention),
+        "_scaled_dot_product_attention_math": infer(aten._scaled_dot_product_attention_math),
+        "scaled_dot_product_attention": infer(F.scaled_dot_product_attention),
     }
     cases = []
     for name, call in calls.items():
         q, k = rows(2, 4, 5), rows(2, 6, 5)
         cases += [
-            followed(name, call, q, k, k),
-            followed(f"{name} of heads", call, *[batched(2, (2, 4, 5), 1, 2, 2)] * 3, size=2),
-            lost(f"{name} over the examples", call, *[batched(N, (2, 2, 5), 2)] * 3),
-            lost(f"{name} over features", call, *[batched(N, (2, 2, 5), 3)] * 3),
-            lost(
+            follow(name, call, q, k, k),
+            follow(f"{name} of heads", call, *[batched(2, (2, 4, 5), 1, 2, 2)] * 3, size=2),
+            lose(f"{name} over the examples", call, *[batched(N, (2, 2, 5), 2)] * 3),
+            lose(f"{name} over features", call, *[batched(N, (2, 2, 5), 3)] * 3),
+            lose(
                 f"{name} across",
                 call,
                 rows(N, 4, 5),
                 batched(N, (N, 4, 5), 1),
                 batched(N, (N, 4, 5), 1),
             ),
-            lost(
+            lose(
                 f"{name} with another batch",
                 call,
                 batched(N, (2, 4, 5), 0, 1, 2),
                 *[batched(N, (2, 4, 5), 0, 2, 1)] * 2,
             ),
         ]
-    masked = inferred(F.scaled_dot_product_attention)
-    grouped = inferred(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    masked = infer(F.scaled_dot_product_attention)
+    grouped = infer(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
     return [
         *cases,
-        followed("with a mask", masked, *[rows(2, 4, 5)] * 3, rows(1, 4, 4)),
-        followed("with a public mask", masked, *[rows(2, 4, 5)] * 3, public(4, 4)),
-        lost("with a mask of heads", masked, *[rows(N, 4, 5)] * 3, batched(N, (4, 4), 0)),
-        lost("with a mask of places", masked, *[rows(2, N, 5)] * 3, batched(N, (N,), 0)),
-        followed("with groups", grouped, rows(4, 3, 5), rows(2, 3, 5), rows(2, 3, 5)),
-        lost(
+        follow("with a mask", masked, *[rows(2, 4, 5)] * 3, rows(1, 4, 4)),
+        follow("with a public mask", masked, *[rows(2, 4, 5)] * 3, public(4, 4)),
+        lose("with a mask of heads", masked, *[rows(N, 4, 5)] * 3, batched(N, (4, 4), 0)),
+        lose("with a mask of places", masked, *[rows(2, N, 5)] * 3, batched(N, (N,), 0)),
+        follow("with groups", grouped, rows(4, 3, 5), rows(2, 3, 5), rows(2, 3, 5)),
+        lose(
             "with groups of examples",
             grouped,
             public(1, 6, 3, 5),
@@ -1203,10 +1252,10 @@ def loss_table():
         "binary_cross_entropy": F.binary_cross_entropy,
         "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
         "soft_margin_loss": F.soft_margin_loss,
-        "l1_loss": inferred(
+        "l1_loss": infer(
             lambda x, y, reduction: aten.l1_loss(x, y, ["none", "mean", "sum"].index(reduction))
         ),
-        "kl_div": inferred(F.kl_div),
+        "kl_div": infer(F.kl_div),
     }
     cases = []
     for name, call in losses.items():
@@ -1216,11 +1265,15 @@ def loss_table():
                 return call(x, y, reduction=reduction)
 
             cases += [
-                followed(f"{name}, {reduction}", reduced, rows(4), rows(4)),
-                followed(f"{name}, {reduction}, folded", reduced, *[batched(N, (4,), 1, 2, 2)] * 2),
-                lost(f"{name}, {reduction}, across", reduced, rows(N), batched(N, (N,), 1)),
+                follow(f"{name}, {reduction}", reduced, rows(4), rows(4)),
+                follow(
+                    f"{name}, {reduction}, folded",
+                    reduced,
+                    *[batched(N, (4,), 1, 2, 2)] * 2,
+                ),
+                lose(f"{name}, {reduction}, across", reduced, rows(N), batched(N, (N,), 1)),
             ]
-    labels = whole(0, 5)
+    labels = draw_integers(0, 5)
 
     def likelihood(**flags):
         return lambda x, y: F.nll_loss(x, y, **flags)
@@ -1235,15 +1288,15 @@ def loss_table():
             return F.multilabel_margin_loss(x, y, reduction=reduction)
 
         cases += [
-            followed(f"multi_margin_loss, {reduction}", margin, rows(5), rows(draw=labels)),
-            lost(
+            follow(f"multi_margin_loss, {reduction}", margin, rows(5), rows(draw=labels)),
+            lose(
                 f"multi_margin_loss, {reduction}, of one",
                 margin,
                 batched(5, (), 0),
                 public(draw=labels),
                 size=5,
             ),
-            followed(
+            follow(
                 f"multilabel_margin_loss_forward, {reduction}",
                 margins,
                 rows(5),
@@ -1252,7 +1305,7 @@ def loss_table():
         ]
     return [
         *cases,
-        followed(
+        follow(
             "binary_cross_entropy_with_logits, weighted",
             lambda x, y: F.binary_cross_entropy_with_logits(
                 x, y, weights, reduction="none", pos_weight=weights
@@ -1260,7 +1313,7 @@ def loss_table():
             rows(5),
             rows(5),
         ),
-        lost(
+        lose(
             "binary_cross_entropy_with_logits, weights of places",
             lambda x, y: F.binary_cross_entropy_with_logits(
                 x, y, weights[:N, None].expand(N, 5), reduction="none"
@@ -1268,106 +1321,109 @@ def loss_table():
             rows(5),
             rows(5),
         ),
-        lost(
+        lose(
             "multi_margin_loss with public labels of places",
             lambda x, y: F.multi_margin_loss(x, y, reduction="none"),
             rows(5),
             public(N, draw=labels),
         ),
-        lost(
+        lose(
             "multilabel_margin_loss_forward across",
             lambda x, y: F.multilabel_margin_loss(x, y, reduction="none"),
             rows(N),
-            batched(N, (N,), 1, draw=whole(0, N)),
+            batched(N, (N,), 1, draw=draw_integers(0, N)),
         ),
-        lost(
+        lose(
             "multi_margin_loss with private weights",
             lambda x, y, w: F.multi_margin_loss(x, y, weight=w, reduction="none"),
             rows(N),
-            rows(draw=whole(0, N)),
+            rows(draw=draw_integers(0, N)),
             rows(),
         ),
-        lost(
+        lose(
             "mse_loss of all pairs",
             lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)),
             rows(),
         ),
-        followed("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
-        followed(
+        follow("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
+        follow(
             "nll_loss_forward, weighted",
             likelihood(reduction="none", weight=weights),
             rows(5),
             rows(draw=labels),
         ),
-        followed(
+        follow(
             "nll_loss_forward, summed",
             lambda x, y: F.nll_loss(x, y, reduction="sum"),
             rows(5),
             rows(draw=labels),
         ),
-        lost("nll_loss_forward, mean", likelihood(), rows(5), rows(draw=labels)),
-        lost(
+        lose("nll_loss_forward, mean", likelihood(), rows(5), rows(draw=labels)),
+        lose(
             "nll_loss_forward, weighted mean",
             likelihood(weight=weights),
             rows(5),
             rows(draw=labels),
         ),
-        lost(
+        lose(
             "nll_loss_forward over the examples",
             likelihood(reduction="none"),
             batched(5, (2,), 1),
             public(2, draw=labels),
             size=5,
         ),
-        lost(
+        lose(
             "nll_loss_forward of one",
             likelihood(reduction="none"),
             batched(5, (), 0),
-            public(draw=whole(0, 5)),
+            public(draw=draw_integers(0, 5)),
             size=5,
         ),
-        lost(
+        lose(
             "nll_loss_forward with private weights",
             lambda x, y, w: F.nll_loss(x, y, w, reduction="none"),
             rows(N),
-            rows(draw=whole(0, N)),
+            rows(draw=draw_integers(0, N)),
             rows(),
         ),
-        followed(
+        follow(
             "nll_loss2d_forward",
             likelihood(reduction="none"),
             rows(5, 2, 2),
             rows(2, 2, draw=labels),
         ),
-        followed(
+        follow(
             "nll_loss2d_forward of rows",
             likelihood(reduction="none"),
             batched(N, (2, 5, 2), 2),
             batched(N, (2, 2), 1, draw=labels),
         ),
-        lost(
+        lose(
             "nll_loss2d_forward across",
             likelihood(reduction="none"),
             rows(5, N, 2),
             batched(N, (N, 2), 1, draw=labels),
         ),
-        followed("ctc", _ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))),
-        followed(
+        follow("ctc", _ctc, batched(N, (6, 5), 1), rows(3, draw=draw_integers(1, 5))),
+        follow(
             "ctc with private lengths",
             _ctc_with_lengths,
             batched(N, (6, 5), 1),
-            rows(3, draw=whole(1, 5)),
-            rows(draw=whole(1, 4)),
+            rows(3, draw=draw_integers(1, 5)),
+            rows(draw=draw_integers(1, 4)),
         ),
-        lost(
+        lose(
             "ctc over the examples",
             _ctc,
             batched(6, (N, 5), 0),
-            public(N, 3, draw=whole(1, 5)),
+            public(N, 3, draw=draw_integers(1, 5)),
             size=6,
         ),
-        lost(
-            "ctc of joined targets", _joined_ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))
+        lose(
+            "ctc of joined targets",
+            _joined_ctc,
+            batched(N, (6, 5), 1),
+            rows(3, draw=draw_integers(1, 5)),
         ),
     ]
 
@@ -1394,7 +1450,7 @@ def total_table():
     kept = {
         "neg": torch.neg,
         "view": lambda t: t.view(1, 1),
-        "reshape": inferred(lambda t: t.reshape(1)),
+        "reshape": infer(lambda t: t.reshape(1)),
         "squeeze": lambda t: t.view(1).squeeze(),
         "unsqueeze": lambda t: t.unsqueeze(0),
         "clone": torch.clone,
@@ -1402,13 +1458,13 @@ def total_table():
         "alias": aten.alias,
         "_to_copy": lambda t: t.float().double(),
         "expand": lambda t: t.expand(1),
-        "positive": inferred(torch.positive),
+        "positive": infer(torch.positive),
         "sum": lambda t: t.view(1).sum(),
         "mean": lambda t: t.view(1).mean(0),
         "select": lambda t: t.view(1)[0],
         "_unsafe_view": lambda t: aten._unsafe_view(t, [1]),
         "_reshape_alias": lambda t: aten._reshape_alias(t, [1], [1]),
-        "contiguous": inferred(aten.contiguous),
+        "contiguous": infer(aten.contiguous),
         "lift_fresh": lambda t: torch.add(aten.lift_fresh(t), 0),
         "add": lambda t: t + 1 + torch.ones(()),
         "add_": lambda t: t.add_(t),
@@ -1418,7 +1474,7 @@ def total_table():
         "mul_": lambda t: t.mul_(3),
         "div": lambda t: t / 5,
         "a mean": lambda t: t / (2 * N),
-        "true_divide": inferred(lambda t: torch.true_divide(t, 4)),
+        "true_divide": infer(lambda t: torch.true_divide(t, 4)),
     }
     gone = {
         "a square": lambda t: t * t,
@@ -1431,12 +1487,12 @@ def total_table():
         "a ratio": lambda t: t / t,
     }
     return [
-        *[followed(f"total, {name}", keeping(call), rows(4)) for name, call in kept.items()],
-        *[lost(f"total, {name}", keeping(call), rows(4)) for name, call in gone.items()],
-        lost("a sum and a mean", lambda x: x.sum() + x.mean(), rows(4)),
-        lost("a total and an example", lambda x: x + x.sum(), rows(4)),
-        lost("an example times a total", lambda x: x * x.sum(), rows(4)),
-        lost("a total written over", lambda x: torch.sum(x, (0, 1), out=x.sum()), rows(4)),
+        *[follow(f"total, {name}", keeping(call), rows(4)) for name, call in kept.items()],
+        *[lose(f"total, {name}", keeping(call), rows(4)) for name, call in gone.items()],
+        lose("a sum and a mean", lambda x: x.sum() + x.mean(), rows(4)),
+        lose("a total and an example", lambda x: x + x.sum(), rows(4)),
+        lose("an example times a total", lambda x: x * x.sum(), rows(4)),
+        lose("a total written over", lambda x: torch.sum(x, (0, 1), out=x.sum()), rows(4)),
         *places("sum", lambda x: x.sum()),
         *places("mean", lambda x: x.mean()),
         *places("sum of one", lambda x: x.sum(0, keepdim=True), (1,), (0,)),
@@ -1451,8 +1507,8 @@ def place_table():
     all.
     """
     same, folded = public(N, 4, draw=equal_rows), batched(2, (4,), 0, 2, 2)
-    index = whole(0, 2)
-    row = public(N, draw=whole(0, 2))
+    index = draw_integers(0, 2)
+    row = public(N, draw=draw_integers(0, 2))
     q = rows(2, 4, 5)
     attention = aten._scaled_dot_product_flash_attention_for_cpu
     calls = {
@@ -1490,11 +1546,15 @@ def place_table():
             batched(N, (2, 5), 1),
             public(2, N, 4),
         ),
-        "matmul": (inferred(torch.matmul), rows(2, 4), public(N, 4, 5)),
-        "cdist": (inferred(torch.cdist), rows(2, 4), public(N, 5, 4)),
+        "matmul": (infer(torch.matmul), rows(2, 4), public(N, 4, 5)),
+        "cdist": (infer(torch.cdist), rows(2, 4), public(N, 5, 4)),
         "grid_sampler_2d": (_sampled, rows(2, 4, 4), public(N, 3, 3, 2)),
-        "gather": (lambda x, i: x.gather(1, i), rows(4), public(N, 2, draw=whole(0, 4))),
-        "gather of public": (lambda x, i: x.gather(1, i), public(N, 4), rows(2, draw=whole(0, 4))),
+        "gather": (lambda x, i: x.gather(1, i), rows(4), public(N, 2, draw=draw_integers(0, 4))),
+        "gather of public": (
+            lambda x, i: x.gather(1, i),
+            public(N, 4),
+            rows(2, draw=draw_integers(0, 4)),
+        ),
         "scatter_add": (
             lambda x, y: x.scatter_add(1, torch.zeros(N, 1, dtype=torch.int64), y),
             public(N, 4),
@@ -1536,8 +1596,8 @@ def place_table():
         ),
         "mse_loss": (lambda x, y: F.mse_loss(x, y, reduction="none"), rows(4), public(N, 4)),
         "nll_loss": (lambda x, y: F.nll_loss(x, y, reduction="none"), rows(4), row),
-        "ctc": (_ctc, batched(N, (6, 5), 1), public(N, 3, draw=whole(1, 5))),
-        "prelu": (inferred(lambda x, w: F.prelu(x - 0.5, w)), batched(N, (2,), 1), public(N)),
+        "ctc": (_ctc, batched(N, (6, 5), 1), public(N, 3, draw=draw_integers(1, 5))),
+        "prelu": (infer(lambda x, w: F.prelu(x - 0.5, w)), batched(N, (2,), 1), public(N)),
         "instance norm": (
             lambda x, w: F.batch_norm(x, None, None, w, training=True),
             batched(N, (4, 5), 1),
@@ -1547,59 +1607,59 @@ def place_table():
             lambda i, p: F.embedding_bag(
                 i, torch.ones(4, 5).double(), per_sample_weights=p, mode="sum"
             ),
-            rows(2, draw=whole(0, 4)),
+            rows(2, draw=draw_integers(0, 4)),
             public(N, 2),
         ),
     }
     return [
-        *[lost(f"{name} by places", call, x, y) for name, (call, x, y) in calls.items()],
-        followed("add the same", torch.add, rows(4), same),
-        followed(
+        *[lose(f"{name} by places", call, x, y) for name, (call, x, y) in calls.items()],
+        follow("add the same", torch.add, rows(4), same),
+        follow(
             "add the same to a fold", torch.add, folded, Operand((8, 4), None, equal_rows), size=2
         ),
-        followed("cat with the same", lambda x, y: torch.cat([x, y], 1), rows(4), same),
-        followed("add a view of one row", lambda x, y: x + y.expand(N, 4), rows(4), public(4)),
-        followed("repeated weights", lambda x, y: x + y.repeat(N), rows(), public(1)),
-        followed("bmm with the same", torch.bmm, rows(2, 4), public(N, 4, 5, draw=equal_rows)),
-        followed("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
-        followed(
+        follow("cat with the same", lambda x, y: torch.cat([x, y], 1), rows(4), same),
+        follow("add a view of one row", lambda x, y: x + y.expand(N, 4), rows(4), public(4)),
+        follow("repeated weights", lambda x, y: x + y.repeat(N), rows(), public(1)),
+        follow("bmm with the same", torch.bmm, rows(2, 4), public(N, 4, 5, draw=equal_rows)),
+        follow("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
+        follow(
             "random rows, drawn in place",
             lambda x: x * x.new_empty(N, 1).bernoulli_(0.5),
             rows(4),
             is_random=True,
         ),
-        followed(
+        follow(
             "random entries",
             lambda x: x * (torch.rand_like(x) < 0.5),
             folded,
             size=2,
             is_random=True,
         ),
-        followed(
+        follow(
             "random rows of one chance",
             lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)),
             rows(4),
             is_random=True,
         ),
-        lost(
+        lose(
             "random rows of several chances",
             lambda x, p: x * torch.bernoulli(p),
             rows(4),
             public(N, 4),
         ),
-        lost(
+        lose(
             "random rows of several means",
             lambda x, p: x * torch.normal(p, 1.0),
             rows(4),
             public(N, 4),
         ),
-        lost(
+        lose(
             "random rows, in place",
             lambda x, p: x * torch.zeros(N, 4).bernoulli_(p),
             rows(4),
             public(N, 4),
         ),
-        lost("a random order", lambda x: x + torch.randperm(N), rows()),
+        lose("a random order", lambda x: x + torch.randperm(N), rows()),
     ]
 
 
@@ -1620,7 +1680,7 @@ TABLES = {
 
 
 @cache
-def checked(table):
+def check(table):
     """Return the faults of a table and the names of the rules that it used."""
     seen = Seen()
     found = [fault for case in TABLES[table]() for fault in faults(case, seen)]
@@ -1629,10 +1689,10 @@ def checked(table):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_tracker_agrees_with_brute_force(table):
-    found, _ = checked(table)
+    found, _ = check(table)
     assert found == []
 
 
 def test_every_rule_is_tested():
-    seen = set().union(*[checked(table)[1] for table in TABLES])
+    seen = set().union(*[check(table)[1] for table in TABLES])
     assert sorted({*RULES, *TOTAL_RULES} - seen) == sorted(UNREACHABLE)

@@ -178,39 +178,39 @@ def test_a_parameter_without_values_depends_on_no_example():
     assert tracker.state(weight) is None
 
 
-def _copied(buffer, x):
+def _copy(buffer, x):
     buffer.copy_(x)
 
 
-def _copied_into_a_view(buffer, x):
+def _copy_into_view(buffer, x):
     buffer[:, 1:].copy_(x[:, 1:])
 
 
-def _copied_into_detached(buffer, x):
+def _copy_into_detached(buffer, x):
     buffer.detach().copy_(x)
 
 
-def _copied_into_data(buffer, x):
+def _copy_into_data(buffer, x):
     buffer.data.copy_(x)
 
 
-def _stored_as_data(buffer, x):
+def _store_as_data(buffer, x):
     buffer.data = x
 
 
-def _averaged_by_batch_norm(buffer, x):
+def _average_by_batch_norm(buffer, x):
     F.batch_norm(x, buffer[0], buffer[1].abs() + 1, training=True)
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        _copied,
-        _copied_into_a_view,
-        _copied_into_detached,
-        _copied_into_data,
-        _stored_as_data,
-        _averaged_by_batch_norm,
+        _copy,
+        _copy_into_view,
+        _copy_into_detached,
+        _copy_into_data,
+        _store_as_data,
+        _average_by_batch_norm,
     ],
 )
 def test_a_write_into_a_tensor_that_outlives_the_pass_is_a_failure(write):

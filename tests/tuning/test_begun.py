@@ -30,7 +30,7 @@ def run_of(folder, name, plan, releases, header=None):
     return path
 
 
-def by_rdp(*runs):
+def account_by_rdp(*runs):
     accountant = rdp.RdpAccountant()
     for plan, count in runs:
         accountant.compose(plan.event, count)
@@ -42,7 +42,9 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     run_of(tmp_path, "b", STRONG, 4)
     found = StudyLedgers.read(tmp_path)
     # of the killed one what it planned
-    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5), (STRONG, 4))
+    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == account_by_rdp(
+        (WEAK, 5), (STRONG, 4)
+    )
     cost = cost_of(STRONG, found)
     assert cost.epsilon_composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
     assert "All 2 runs started compose" in cost.statement and not cost.unpublished
@@ -50,9 +52,9 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
 
 def test_a_ledger_that_states_no_plan_counts_with_its_releases(tmp_path):
     run_of(tmp_path, "a", WEAK, 2, {})
-    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 2))
+    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == account_by_rdp((WEAK, 2))
     run_of(tmp_path, "b", WEAK, 7, {"steps": 5})
-    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 9))
+    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == account_by_rdp((WEAK, 9))
 
 
 def test_runs_that_were_killed_while_they_wrote_count(tmp_path):
@@ -60,7 +62,7 @@ def test_runs_that_were_killed_while_they_wrote_count(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])  # the second release never left
     empty = run_of(tmp_path, "b", WEAK, 0)
     found = StudyLedgers.read(tmp_path)
-    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5))
+    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == account_by_rdp((WEAK, 5))
     for left in (empty.read_bytes()[:20], b""):
         empty.write_bytes(left)
         assert StudyLedgers.read(tmp_path) == found

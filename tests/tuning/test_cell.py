@@ -212,7 +212,7 @@ def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp
     assert run.identity()["settings"]["public_data"] == "@digits:20"
 
 
-def measured(run, folder, **_):
+def measure_figure(run, folder, **_):
     """What a figure would be: another row for the same settings."""
     return {"run": run.describe(), "hash": run.hash, "values": [1.0, 2.0]}
 
@@ -228,8 +228,8 @@ def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
         and figure.hash != plain.hash
     )
     store = Store(tmp_path / "results.json")
-    store.put(figure, measured(figure, tmp_path))
+    store.put(figure, measure_figure(figure, tmp_path))
     assert Store(store.path).get(figure)["values"] == [1.0, 2.0] and store.get(plain) is None
-    assert not list(store) and store.figures() == [measured(figure, tmp_path)]
+    assert not list(store) and store.figures() == [measure_figure(figure, tmp_path)]
     with pytest.raises(StudyError, match="no function"):
         Run.of("digits", "dp-sgd", measure="nowhere:nothing").measuring()

@@ -131,10 +131,10 @@ def test_optuna_that_is_missing_is_one_line_with_the_fix(capsys, monkeypatch, tm
 
 
 def test_an_interrupted_study_says_how_to_go_on(capsys, monkeypatch, tmp_path):
-    def interrupted(*_, **__):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "tune", interrupted)
+    monkeypatch.setattr(tune, "tune", interrupt)
     code, out, _ = called(
         capsys, "tune", "--recipe", "digits", "--method", "dp-sgd", "--out", str(tmp_path)
     )

@@ -44,7 +44,7 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
     features = small_features("cifar10")
     x, y = (part.double() if part.is_floating_point() else part for part in features.train)
 
-    def trained(pieces):
+    def train_pieces(pieces):
         config = FederatedConfig(
             clients=len(pieces),
             rounds=4,
@@ -59,9 +59,9 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
         federate(config.with_noise(0.0, 1e-5), head, cross_entropy, parts((x, y), pieces))
         return torch.cat([p.detach().flatten() for p in head.parameters()])
 
-    one = trained(iid(len(y), 1))
+    one = train_pieces(iid(len(y), 1))
     for pieces in (iid(len(y), 7), dirichlet(y.numpy(), 7, 0.1, seed=3)):
-        assert torch.allclose(trained(pieces), one, rtol=0, atol=1e-12)
+        assert torch.allclose(train_pieces(pieces), one, rtol=0, atol=1e-12)
 
 
 def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(

@@ -26,7 +26,7 @@ def duality(study_module):
     return study_module("ngd_duality")
 
 
-def _filled(study, path):
+def _fill(study, path):
     """A store with all points and the tests of the baseline, of made-up accuracies."""
     store = Store(path)
 
@@ -44,7 +44,7 @@ def _filled(study, path):
 
 
 def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path):
-    store = _filled(study, tmp_path / "rows.json")
+    store = _fill(study, tmp_path / "rows.json")
     listed = {run for stage in study.stages(store) for run in stage if run is not None}
     assert len({run.hash for run in listed}) == len(listed) > 80
     private = study.test_run(store, "whitened", 0, study.PRIVATE)
@@ -57,7 +57,7 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
     assert len(cells) == 15
     sparse = cells["Tcur = 32"]
     assert (sparse.printed, sparse.baseline) == (67.53, 70.05)
-    store = _filled(study, tmp_path / "rows.json")
+    store = _fill(study, tmp_path / "rows.json")
     verdicts = {cell.label: verdict for cell, _, verdict in pages.directions(store)}
     assert verdicts["clip before the curvature"] == pages.SAME
     assert verdicts["Tcur = 32"] == pages.OTHER

@@ -179,7 +179,7 @@ def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
 def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path):
     stores = []
 
-    def tuned(accuracy, lr, **settings):
+    def tune_cell(accuracy, lr, **settings):
         store = Store(tmp_path / f"{len(stores)}.json")
         trial = Run.of(
             "digits",
@@ -193,15 +193,15 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
         )
         stores.append(store)
 
-    tuned(0.8, 0.3)
-    tuned(0.99, 9.9, expected_batch_size=64)
+    tune_cell(0.8, 0.3)
+    tune_cell(0.99, 9.9, expected_batch_size=64)
     one = cell(tuned="dp-sgd")
     assert Tuning(stores).settings(one) == {"lr": 0.3}
-    tuned(0.97, 9.8, epsilon=8.0)
+    tune_cell(0.97, 9.8, epsilon=8.0)
     assert Tuning(stores).settings(one) == {"lr": 0.3}
     # one budget alone: its settings serve at others
     assert Tuning(stores[1:]).settings(one) == {"lr": 9.8}
-    tuned(0.98, 9.7, epsilon=7.0)
+    tune_cell(0.98, 9.7, epsilon=7.0)
     with pytest.raises(
         StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"
     ):
@@ -262,12 +262,12 @@ def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(*cells))
     seen = []
 
-    def answered(source, place, **_):
+    def answer(source, place, **_):
         while (task := source.next(lambda run: True)) is not None:
             seen.append((task.run.method, task.run.seed))
             source.done(task, row_of(task.run, 0.9), False)
 
-    monkeypatch.setattr(reproduce, "drive", answered)
+    monkeypatch.setattr(reproduce, "drive", answer)
     for _ in range(2):
         found = reproduce.reproduce(["made-up"], tmp_path, seeds=(0, 1))["made-up"]
     assert seen == [("dp-sgd", 0), ("dp-adam", 0), ("dp-sgd", 1), ("dp-adam", 1)]

@@ -35,7 +35,7 @@ def row_of(run, accuracy=None):
     )
 
 
-def opened(folder, trials=8, kind="tpe", **common):
+def open_search(folder, trials=8, kind="tpe", **common):
     """Open a search as another process would."""
     journal.open_journal.cache_clear()
     settings = {"steps": 4, "validation_size": 50, **common}
@@ -71,7 +71,7 @@ def test_rungs_and_thirds():
 
 
 def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path):
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     number, run = search.ask()
     assert dict(run.settings)["lr"] == 0.15
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path):
 
 
 def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path):
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     for value in (0.8, 0.82, 0.84, 0.86, 0.88):
         run_trial(search, value, value, value)
     number, run = search.ask()
@@ -91,7 +91,7 @@ def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path):
 
 
 def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path):
-    search = opened(tmp_path, trials=6)
+    search = open_search(tmp_path, trials=6)
     run_trial(search, 0.8, 0.8, 0.8)
     stopped = run_trial(search, 0.7)
     assert search.ask_again() is None and not search.is_over
@@ -102,7 +102,7 @@ def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path):
     again, run = search.ask_again()
     assert run.hash == search._attempts()[stopped].user_attrs["hash"]
     # A kill: the next process asks for it again, and for no other trial.
-    search = opened(tmp_path, trials=6)
+    search = open_search(tmp_path, trials=6)
     assert search.started == 6
     again, same = search.ask_again()
     assert same == run and search.ask_again() is None
@@ -114,7 +114,7 @@ def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path):
 
 
 def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path):
-    search = opened(tmp_path, trials=6)
+    search = open_search(tmp_path, trials=6)
     run_trial(search, 0.8, 0.8, 0.8)
     for value in (0.7, 0.3, 0.2, 0.1, 0.05):
         run_trial(search, value)
@@ -122,11 +122,11 @@ def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path):
         number, _ = search.ask_again()
         search.lose(number, KILLED)
     assert search.ask_again() is None and not search.is_over and search.started == 6
-    assert opened(tmp_path, trials=6).ask_again() is not None
+    assert open_search(tmp_path, trials=6).ask_again() is not None
 
 
 def test_a_trial_is_compared_once_with_each_other_trial(tmp_path):
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     values = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
     for place, value in enumerate(values):
         goes_on = is_in_best_third(value, values[:place])
@@ -137,7 +137,7 @@ def test_a_trial_is_compared_once_with_each_other_trial(tmp_path):
 
 
 def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path):
-    search = opened(tmp_path, trials=2)
+    search = open_search(tmp_path, trials=2)
     own, run = search.ask()
     assert judge(search, own, 0.9)
     stopped = run_trial(search, 0.5)
@@ -153,14 +153,14 @@ def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path):
 
 
 def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path):
-    search = opened(tmp_path, trials=6)
+    search = open_search(tmp_path, trials=6)
     done = [search.ask() for _ in range(2)]
     for asked in done:
         finish(search, asked, 0.5)
     lost = [search.ask()[1], search.ask()[1]]
     # Killed, and again before it has asked.
-    opened(tmp_path, trials=6)
-    search = opened(tmp_path, trials=6)
+    open_search(tmp_path, trials=6)
+    search = open_search(tmp_path, trials=6)
     rest = []
     while search.started < 6:
         rest.append(search.ask())
@@ -170,36 +170,36 @@ def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path):
 
 
 def test_a_trial_that_is_lost_again_and_again_waits_for_the_next_call(tmp_path):
-    search = opened(tmp_path, trials=2)
+    search = open_search(tmp_path, trials=2)
     for _ in range(3):
         number, run = search.ask()
         search.lose(number, KILLED)
     assert search.started == 1
     run_trial(search, 0.5)
     assert search.started == 2 and not search.is_over
-    search = opened(tmp_path, trials=2)
+    search = open_search(tmp_path, trials=2)
     assert search.started == 1 and search.ask()[1] == run
 
 
 def test_a_failure_counts_and_its_reason_is_kept(tmp_path):
-    search = opened(tmp_path, trials=2)
+    search = open_search(tmp_path, trials=2)
     number, run = search.ask()
     search.fail(number, "no such layer")
-    search = opened(tmp_path, trials=2)
+    search = open_search(tmp_path, trials=2)
     assert search.started == 1 and search.counts()["failed"] == 1
     assert search.failures() == {run.hash: "no such layer"}
 
 
 def test_a_random_search_stops_nothing(tmp_path):
-    search = opened(tmp_path, kind="random")
+    search = open_search(tmp_path, kind="random")
     number, _ = search.ask()
     assert search.halving(number) is None
     with pytest.raises(StudyError, match="trials of --search random, and this is --search tpe"):
-        opened(tmp_path)
+        open_search(tmp_path)
 
 
 def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
-    search = opened(tmp_path, trials=12)
+    search = open_search(tmp_path, trials=12)
     for _ in range(12):
         run_trial(search, 0.5)
     bounds = arm_of("digits", "dp-sgd").space["lr"]
@@ -217,18 +217,18 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     ],
 )
 def test_trials_of_other_settings_are_refused(tmp_path, changed, message):
-    opened(tmp_path)
+    open_search(tmp_path)
     with pytest.raises(StudyError, match=message):
-        opened(tmp_path, **changed)
+        open_search(tmp_path, **changed)
 
 
 def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path):
-    run_trial(opened(tmp_path), 0.5)
+    run_trial(open_search(tmp_path), 0.5)
     path = tmp_path / "trials.log"
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"op_code": 4, "wor')
     repair_journal(path)
-    assert path.read_bytes() == whole and opened(tmp_path).started == 1
+    assert path.read_bytes() == whole and open_search(tmp_path).started == 1
     path.write_bytes(b"a text of somebody")
     repair_journal(path)
     assert path.read_bytes() == b"a text of somebody"
@@ -237,11 +237,11 @@ def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path):
 def test_a_file_that_is_not_a_journal_is_named(tmp_path):
     (tmp_path / "trials.log").write_text("no journal\nat all\n")
     with pytest.raises(StudyError, match=r"trials\.log cannot be used"):
-        opened(tmp_path)
+        open_search(tmp_path)
 
 
 def test_trials_that_cannot_be_stored_are_one_line(tmp_path, monkeypatch):
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     number, run = search.ask()
 
     def fail(descriptor):
@@ -261,9 +261,9 @@ def test_trials_that_cannot_be_stored_are_one_line(tmp_path, monkeypatch):
 
 
 def test_trials_of_other_files_are_taken_over(tmp_path):
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     run = search.run({"lr": 100.0, "max_grad_norm": 5.0}, seed=0, evaluate_on="validation")
     tag = {"search": search.name, "arm": "dp-sgd", "params": {"lr": 100.0}, "pruned": False}
     search.add({**row_of(run, 0.97), "tag": tag})
-    search = opened(tmp_path)
+    search = open_search(tmp_path)
     assert search.started == 1 and search.best() == ({"lr": 100.0}, 0.97)

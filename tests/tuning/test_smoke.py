@@ -62,11 +62,11 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
         tables, "load", lambda name: replace(TABLE, cells=(cell(), TABLE.cells[-1]))
     )
 
-    def answered(source, place, **_):
+    def answer(source, place, **_):
         while (task := source.next(lambda run: True)) is not None:
             source.done(task, row_of(task.run, 0.4321), False)
 
-    monkeypatch.setattr(tables, "drive", answered)
+    monkeypatch.setattr(tables, "drive", answer)
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path)])
     shown = capsys.readouterr()

@@ -35,7 +35,7 @@ pytest.importorskip("sklearn")
 EVENT = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0))
 
 
-def answered(source, place=None, *, most=10_000, **_):
+def answer(source, place=None, *, most=10_000, **_):
     """`drive` without workers: one cell after the other; returns the tasks."""
     seen = []
     while len(seen) < most and (task := source.next(lambda run: True)) is not None:
@@ -48,7 +48,7 @@ def answered(source, place=None, *, most=10_000, **_):
 
 @pytest.fixture
 def fake_scores(monkeypatch):
-    monkeypatch.setattr(tune, "drive", answered)
+    monkeypatch.setattr(tune, "drive", answer)
 
 
 def settings(**changed):
@@ -154,7 +154,7 @@ def test_trials_go_in_rounds_of_five_and_a_call_goes_on_where_another_stopped(
     seen = []
 
     def stop_after_seven(source, place, **_):
-        seen.extend(answered(source, most=7))
+        seen.extend(answer(source, most=7))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tune, "drive", stop_after_seven)
@@ -162,7 +162,7 @@ def test_trials_go_in_rounds_of_five_and_a_call_goes_on_where_another_stopped(
     with pytest.raises(KeyboardInterrupt):
         tune.tune(study, tmp_path)
     assert "Not finished" in (tmp_path / "tune.md").read_text("utf-8")
-    monkeypatch.setattr(tune, "drive", lambda source, *_, **__: seen.extend(answered(source)))
+    monkeypatch.setattr(tune, "drive", lambda source, *_, **__: seen.extend(answer(source)))
     tuned = tune.tune(study, tmp_path)
     first = ["dp-sgd"] * 5 + ["dp-adam"] * 5 + ["dp-sgd"] + ["dp-adam"]
     assert [task.label for task in seen[:12]] == first
@@ -252,7 +252,7 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, fake_scores, m
 
 def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
-    monkeypatch.setattr(tune, "drive", lambda source, place, **more: answered(source, most=2))
+    monkeypatch.setattr(tune, "drive", lambda source, place, **more: answer(source, most=2))
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert (
         not tuned.complete
@@ -344,7 +344,7 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 13)
-    monkeypatch.setattr(tune, "drive", answered)
+    monkeypatch.setattr(tune, "drive", answer)
     monkeypatch.setattr(StudyLedgers, "read", lambda folder: StudyLedgers(13, ((EVENT, 13),)))
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert tuned.arms[0].trials == 13 and "All 13 runs started compose" in tuned.unpublished
@@ -381,8 +381,8 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
     store = Store(tmp_path / "results.json")
     arms = [arm_of("digits", name) for name in ("dp-sgd", "disk")]
     monkeypatch.setattr(accuracy, "arms", lambda recipe, public=0: arms)
-    first = answered(study.source(store, tmp_path / "trials.log"), most=6)
-    rest = answered(study.source(Store(store.path), tmp_path / "trials.log"))
+    first = answer(study.source(store, tmp_path / "trials.log"), most=6)
+    rest = answer(study.source(Store(store.path), tmp_path / "trials.log"))
     assert len(first) + len(rest) == len(arms) * (2 + 3 * 2)
     tests = [task for task in (*first, *rest) if task.run.evaluate_on == "test"]
     # one seed of everything before the next
