@@ -36,7 +36,7 @@ def seconds(function: Callable[[], Any], times: int = 3) -> float:
     return statistics.median(taken)
 
 
-def measured(case: Any, momentum: float) -> dict[str, Any]:
+def measure_case(case: Any, momentum: float) -> dict[str, Any]:
     """Seconds of `Session.save` and of the weights alone."""
     import torch
     from safetensors.torch import save_file
@@ -119,7 +119,7 @@ def measure(options: Namespace) -> dict[str, Any]:
     from models import cases
 
     case = cases(smoke=True)["smoke-mlp"] if options.smoke else cases()["bert-base"]
-    return {"rows": [measured(case, momentum) for momentum in (0.0, 0.9)]}
+    return {"rows": [measure_case(case, momentum) for momentum in (0.0, 0.9)]}
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     return {name: round(value, 3) for name, value in values.items()} | {"steps": len(ms)}
 
 
-def paired(top: Sequence[float], bottom: Sequence[float]) -> dict[str, Any]:
+def compare_pairs(top: Sequence[float], bottom: Sequence[float]) -> dict[str, Any]:
     """Median and quartiles over rounds of the ratio within a round: what a drift of the machine
     cannot move.
     """

@@ -317,7 +317,7 @@ def setting_for(case: Case, folder: Path, device: str = "cpu", *, copies: bool =
     )
 
 
-def timed(function: Callable[[], Any], device: str = "cpu") -> tuple[float, float]:
+def time_call(function: Callable[[], Any], device: str = "cpu") -> tuple[float, float]:
     """Seconds on the clock, until a card has done its work too, and seconds of processor time of
     all threads together.
     """

@@ -28,7 +28,7 @@ import torch
 
 from common import RESULTS, hardware, markdown, now, read_json, write_json
 from dpkfc import PrivacyConfig, Session
-from dpkfc.app.models import mnist_cnn, seeded
+from dpkfc.app.models import build_seeded, mnist_cnn
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.privacy.correlated_noise import BandedNoise
 from dpkfc.privacy.rng import NoiseStream
@@ -93,7 +93,7 @@ def measure_steps(earlier: int = 600, timed: int = 40) -> dict[str, Any]:
         plan = PrivacyConfig(
             expected_batch_size=256, epochs=5, noise="correlated", bands=bands
         ).with_noise(1.0, DELTA, len(images))
-        model = seeded(mnist_cnn, 0)
+        model = build_seeded(mnist_cnn, 0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session = Session(plan, model, optimizer, (images, labels))
         numbers = sum(p.numel() for p in model.parameters())

@@ -257,7 +257,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def measured(part: str, smoke: bool) -> dict[str, Any]:
+def measure(part: str, smoke: bool) -> dict[str, Any]:
     """One part."""
     if part == "runs":
         return {"goal_s": 20.0, "runs": runs(4, 3) if smoke else runs(100, 50)}
@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {} if arguments.smoke else read_json(OUTPUT)
     for part in arguments.part or (PARTS[:2] if arguments.smoke else PARTS):
         where = {"date": now(), "load": load_average(), "hardware": hardware(arguments.threads)}
-        found[part] = {**measured(part, arguments.smoke), **where}
+        found[part] = {**measure(part, arguments.smoke), **where}
         if not arguments.smoke:
             write_json(OUTPUT, found)
     print(table(found))

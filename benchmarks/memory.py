@@ -35,7 +35,7 @@ def give_back_memory() -> Iterator[None]:
             os.environ |= {} if value is None else {name: value}
 
 
-def alone(command: Sequence[str]) -> dict[str, Any]:
+def run_alone(command: Sequence[str]) -> dict[str, Any]:
     """What a script prints as JSON in its last line, from a process of its own; `not_available`
     with the reason if it fails.
     """

@@ -24,6 +24,7 @@ from typing import Any
 
 from common import (
     RESULTS,
+    compare_pairs,
     hardware,
     judged,
     load_average,
@@ -31,7 +32,6 @@ from common import (
     make_parser,
     markdown,
     now,
-    paired,
     read_json,
     write_json,
 )
@@ -68,23 +68,23 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
     probe = {"probe": case.probe(), "probe_size": case.probe_size}
     sgd, adam = (lambda p: torch.optim.SGD(p, LR)), (lambda p: torch.optim.AdamW(p, LR))
 
-    def of(optimizer: Any = sgd, **settings: Any) -> Callable[[], Contender]:
+    def make(optimizer: Any = sgd, **settings: Any) -> Callable[[], Contender]:
         return lambda: _session(setting, optimizer, {"max_grad_norm": CLIP, **common, **settings})
 
     ngd = NGD(**probe, lambda_safe=0.05, lambda_base=1e-3, steps=10_000, every=10_000)
     gep = GEP(**probe, rank=min(50, case.probe_size // 2), groups=1, every=10_000)
     return {
-        "DP-SGD": of(),
-        "DP-Adam": of(adam),
-        "DiSK, two points": of(postprocess=(DiSK(kappa=0.7),)),
-        "DiSK, one point": of(postprocess=(DiSK(kappa=0.7, mode="look_ahead"),)),
-        "DOPPLER": of(postprocess=(LowPass(),)),
-        "SOFIM": of(postprocess=(SOFIM(),)),
-        "AdamBC": of(postprocess=(AdamBC(),)),
-        "DP-KFC": of(preconditioner=KFAC(**probe, every=10_000, sides="both")),
-        "DP-NGD": of(preconditioner=ngd, readout="natural"),
-        "AdaDPS": of(preconditioner=AdaDPS(**probe, every=10_000)),
-        "GEP": of(preconditioner=gep, clipping="embedding_residual"),
+        "DP-SGD": make(),
+        "DP-Adam": make(adam),
+        "DiSK, two points": make(postprocess=(DiSK(kappa=0.7),)),
+        "DiSK, one point": make(postprocess=(DiSK(kappa=0.7, mode="look_ahead"),)),
+        "DOPPLER": make(postprocess=(LowPass(),)),
+        "SOFIM": make(postprocess=(SOFIM(),)),
+        "AdamBC": make(postprocess=(AdamBC(),)),
+        "DP-KFC": make(preconditioner=KFAC(**probe, every=10_000, sides="both")),
+        "DP-NGD": make(preconditioner=ngd, readout="natural"),
+        "AdaDPS": make(preconditioner=AdaDPS(**probe, every=10_000)),
+        "GEP": make(preconditioner=gep, clipping="embedding_residual"),
     }
 
 
@@ -117,7 +117,7 @@ def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     return Contender(step=step, close=session.close)
 
 
-def measured(
+def measure(
     case: Any,
     rounds: int,
     pick: Callable[[Any], dict[str, Callable[[], Any]]],
@@ -134,16 +134,16 @@ def measured(
         bases: contender to the one that it is compared with.
         device: where.
     """
-    from contenders import setting_for, timed
+    from contenders import setting_for, time_call
 
     live: dict[str, Any] = {}
     first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, build in pick(setting_for(case, Path(folder), device)).items():
             live[name] = build()
-            first[name] = timed(live[name].step, device)[0]
+            first[name] = time_call(live[name].step, device)[0]
             live[name].step()
-        taken = take_rounds(live, rounds, lambda own: timed(own.step, device)[0])
+        taken = take_rounds(live, rounds, lambda own: time_call(own.step, device)[0])
     seconds = {name: list(own.values()) for name, own in taken.items()}
     found: dict[str, Any] = {
         name: {
@@ -153,7 +153,7 @@ def measured(
         for name, own in seconds.items()
     }
     for name, base in bases.items():
-        found[name] |= {"base": base, **paired(seconds[name], seconds[base])}
+        found[name] |= {"base": base, **compare_pairs(seconds[name], seconds[base])}
     return found
 
 
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if several
             else contenders
         )
-        found = measured(
+        found = measure(
             case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device
         )
         entry = {

@@ -183,7 +183,9 @@ def find_mutants(file: str, source: bytes) -> Iterator[Mutant]:
     def fault(kind: str, node: ast.AST, begin: int, end: int, new: str) -> Mutant:
         return Mutant(file, node.lineno, kind, begin, source[begin:end].decode(), new)
 
-    def between(kind: str, left: ast.AST, right: ast.AST, old: str, new: str) -> Iterator[Mutant]:
+    def replace_between(
+        kind: str, left: ast.AST, right: ast.AST, old: str, new: str
+    ) -> Iterator[Mutant]:
         begin, end = span(left)[1], span(right)[0]
         at = source.find(old.encode(), begin, end)
         if at >= 0:
@@ -201,7 +203,7 @@ def find_mutants(file: str, source: bytes) -> Iterator[Mutant]:
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in TURNED:
                 old = " ".join(ast.unparse(node).split())
                 sign = old[len(ast.unparse(left)) : -len(ast.unparse(right))].strip()
-                yield from between("comparison", left, right, sign, TURNED[type(op)])
+                yield from replace_between("comparison", left, right, sign, TURNED[type(op)])
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
                 if not any(
                     isinstance(x, ast.Constant | ast.JoinedStr)
@@ -209,10 +211,10 @@ def find_mutants(file: str, source: bytes) -> Iterator[Mutant]:
                     for x in (left, right)
                 ):
                     sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}[type(op)]
-                    yield from between("operator", left, right, sign, OPERATORS[type(op)])
+                    yield from replace_between("operator", left, right, sign, OPERATORS[type(op)])
             case ast.BoolOp(op=op, values=[left, right, *_]):
                 sign = "and" if isinstance(op, ast.And) else "or"
-                yield from between("operator", left, right, sign, OPERATORS[type(op)])
+                yield from replace_between("operator", left, right, sign, OPERATORS[type(op)])
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 begin, end = span(node)[0], span(operand)[0]
                 new = source[begin + len("not") : end].decode().strip()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, judged, load_average, markdown, now, paired, write_json
+from common import RESULTS, compare_pairs, hardware, judged, load_average, markdown, now, write_json
 
 OUTPUT = RESULTS / "opacus_script.json"
 GOALS = {64: 0.8, 256: 0.6}
@@ -102,7 +102,7 @@ def measure(batch_size: int, rounds: int) -> dict[str, Any]:
                 taken[name].append(time.process_time() - begun)
         gc.collect()
     milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in taken.items()}
-    ratios = {other: paired(taken["dpkfc"], taken[other]) for other in ("opacus", "plain")}
+    ratios = {other: compare_pairs(taken["dpkfc"], taken[other]) for other in ("opacus", "plain")}
     return {"ms": milliseconds, "ratios": ratios}
 
 

@@ -75,7 +75,7 @@ class Clock:
 
 
 @contextmanager
-def listening(clock: Clock) -> Iterator[None]:
+def listen(clock: Clock) -> Iterator[None]:
     """The functions of a step, timed."""
     import torch
 
@@ -122,7 +122,7 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
             contender.step()
         return clock.take()
 
-    with tempfile.TemporaryDirectory() as folder, listening(clock):
+    with tempfile.TemporaryDirectory() as folder, listen(clock):
         setting = setting_for(case, Path(folder))
         live = {name: CONTENDERS[name](setting) for name in NAMES}
         seen = take_rounds(live, rounds, take, warmup)

@@ -23,7 +23,7 @@ from typing import Any
 
 from common import RESULTS, markdown, read_json
 from dpkfc import KFAC
-from speed_tables import within
+from speed_tables import find_ratio
 
 RANK = 64  # of the plan; what was measured has the default of KFAC
 GIB = 2**30
@@ -146,7 +146,7 @@ def check_table() -> str:
 
 
 def _pair(counted: float, entry: dict[str, Any], top: str, bottom: str) -> tuple[str, str]:
-    found = within(entry, top, bottom)
+    found = find_ratio(entry, top, bottom)
     return f"{counted:.2f}", "–" if found is None else f"{found['ratio']:.2f}"
 
 

@@ -17,7 +17,9 @@ Make = Callable[[], tuple[Any, Any]]
 
 
 @contextmanager
-def started(ways: Mapping[str, tuple[int, int]], make: Make) -> Iterator[dict[str, list[Any]]]:
+def start_processes(
+    ways: Mapping[str, tuple[int, int]], make: Make
+) -> Iterator[dict[str, list[Any]]]:
     """The processes of every way, all alive at once and ready.
 
     Args:

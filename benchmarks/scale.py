@@ -31,19 +31,19 @@ from typing import Any
 
 from common import (
     RESULTS,
+    compare_pairs,
     hardware,
     load_average,
     machine,
     make_parser,
     markdown,
     now,
-    paired,
     read_json,
     write_json,
 )
 from dpkfc_papers.studies.harness import finish, sheet
-from memory import LATER, alone, give_back_memory, peaks
-from processes import ask, seconds, started
+from memory import LATER, give_back_memory, peaks, run_alone
+from processes import ask, seconds, start_processes
 from stack import Point, case_of, contender_of, kfac_of
 
 OUTPUT = RESULTS / "scale.json"
@@ -115,10 +115,10 @@ def measure(point: Point, rounds: int) -> dict[str, Any]:
         order = random.Random(0)
         for number in range(2 + rounds):
             for name in order.sample(list(live), len(live)):
-                found = contenders.timed(live[name].step)[0]
+                found = contenders.time_call(live[name].step)[0]
                 if number >= 2:
                     taken[name].append(found)
-        taken["refresh"] = [contenders.timed(live["dp_kfc"].refresh)[0] for _ in range(3)]
+        taken["refresh"] = [contenders.time_call(live["dp_kfc"].refresh)[0] for _ in range(3)]
         for contender in live.values():
             contender.close()
     return _medians(taken)
@@ -126,7 +126,9 @@ def measure(point: Point, rounds: int) -> dict[str, Any]:
 
 def _medians(taken: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     ratios = {
-        f"{a} / {b}": paired(taken[a], taken[b]) for a, b in PAIRS if a in taken and b in taken
+        f"{a} / {b}": compare_pairs(taken[a], taken[b])
+        for a, b in PAIRS
+        if a in taken and b in taken
     }
     return {
         "milliseconds": {name: round(1e3 * statistics.median(x), 3) for name, x in taken.items()},
@@ -134,7 +136,7 @@ def _medians(taken: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def trained(point: Point, private_only: bool) -> tuple[Any, Any]:
+def make_case(point: Point, private_only: bool) -> tuple[Any, Any]:
     """What each of several processes trains: the stack, with DP-SGD alone or with DP-KFC."""
     case = case_of(point)
     return case, None if private_only else kfac_of(point, case)
@@ -147,8 +149,8 @@ def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
     way, order = {"": (point.processes, 1)}, random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in _STEPS}
     with (
-        started(way, partial(trained, point, True)) as plain,
-        started(way, partial(trained, point, False)) as whitened,
+        start_processes(way, partial(make_case, point, True)) as plain,
+        start_processes(way, partial(make_case, point, False)) as whitened,
     ):
         pipes = {"dp_sgd": plain[""], "dp_kfc": whitened[""]}
         for number in range(2 + rounds):
@@ -165,15 +167,15 @@ def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
     point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
     return _name_figures(
         name,
-        _alone(
+        _run_alone(
             "--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)
         ),
     )
 
 
 @cache
-def _alone(*given: str) -> dict[str, Any]:
-    found = alone([__file__, *given])
+def _run_alone(*given: str) -> dict[str, Any]:
+    found = run_alone([__file__, *given])
     if "not_available" in found:
         raise RuntimeError(f"{' '.join(given)}: {found['not_available']}")
     return found
@@ -190,7 +192,9 @@ def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
     found = {}
     with (
         give_back_memory(),
-        started({"": (point.processes, 1)}, partial(trained, point, name == "dp_sgd")) as pipes,
+        start_processes(
+            {"": (point.processes, 1)}, partial(make_case, point, name == "dp_sgd")
+        ) as pipes,
     ):
         for _ in range(1 + LATER):
             ask(pipes[""], "step")

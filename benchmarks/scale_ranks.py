@@ -21,6 +21,7 @@ from typing import Any
 
 from common import (
     RESULTS,
+    compare_pairs,
     hardware,
     judged,
     load_average,
@@ -28,12 +29,11 @@ from common import (
     make_parser,
     markdown,
     now,
-    paired,
     read_json,
     summary,
     write_json,
 )
-from processes import seconds, started
+from processes import seconds, start_processes
 
 OUTPUT = RESULTS / "ranks.json"
 WAYS = {
@@ -46,7 +46,7 @@ GOAL = 0.9  # work per second: two processes over two threads
 MODELS = ("mnist-cnn", "encoder-256", "wrn-16-4")
 
 
-def trained(name: str, smoke: bool) -> tuple[Any, Any]:
+def make_case(name: str, smoke: bool) -> tuple[Any, Any]:
     """A model of the speed benchmark, with both sides whitened."""
     from dpkfc.curvature import KFAC
     from models import cases
@@ -55,29 +55,29 @@ def trained(name: str, smoke: bool) -> tuple[Any, Any]:
     return case, KFAC(probe=case.probe(), probe_size=case.probe_size, every=10_000, sides="both")
 
 
-def measured(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
+def measure(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
     """Medians and ratios of one model."""
     taken: dict[str, dict[str, list[float]]] = {
         what: {way: [] for way in WAYS} for what in ("step", "refresh")
     }
     order = random.Random(0)
-    with started(WAYS, partial(trained, name, smoke)) as pipes:
+    with start_processes(WAYS, partial(make_case, name, smoke)) as pipes:
         for i in range(-2, rounds):
             for way in order.sample(list(WAYS), len(WAYS)):
                 for what in ("step", "refresh") if i % 5 == 0 else ("step",):
                     found = seconds(pipes[way], what)
                     if i >= 0:
                         taken[what][way].append(found)
-    return {what: _compared(of) for what, of in taken.items()}
+    return {what: _compare(of) for what, of in taken.items()}
 
 
-def _compared(taken: Mapping[str, list[float]]) -> dict[str, Any]:
+def _compare(taken: Mapping[str, list[float]]) -> dict[str, Any]:
     """Medians, and the work per second of each way over one process with two threads, round by
     round.
     """
     found: dict[str, Any] = {}
     for way, own in taken.items():
-        within = paired(taken[BASE], own)
+        within = compare_pairs(taken[BASE], own)
         found[way] = {
             **summary(own),
             "efficiency": within["ratio"],
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "date": now(),
         }
         entry |= {"load_before": load_average(), "hardware": hardware(2)}
-        results["models"][name] = entry | measured(
+        results["models"][name] = entry | measure(
             name, 3 if args.smoke else args.rounds, args.smoke
         )
         results |= {"date": now(), "hardware": hardware(2)}

@@ -26,17 +26,17 @@ from typing import Any
 
 from common import (
     RESULTS,
+    compare_pairs,
     hardware,
     load_average,
     machine,
     make_parser,
     now,
-    paired,
     read_json,
     summary,
     write_json,
 )
-from memory import alone, peaks
+from memory import peaks, run_alone
 from rounds import take_rounds
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
@@ -49,7 +49,7 @@ def measure_times(
     case: Any, names: Sequence[str], warmup: int, rounds: int, device: str = "cpu"
 ) -> dict[str, Any]:
     """Every contender takes one step a round, in an order that is shuffled anew each round."""
-    from contenders import CONTENDERS, setting_for, timed
+    from contenders import CONTENDERS, setting_for, time_call
 
     entries: dict[str, Any] = {}
     live: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def measure_times(
                     raise
                 live.pop(name, None)
                 entries[name] = {"not_available": f"{type(error).__name__}: {str(error)[:300]}"}
-        taken = take_rounds(live, rounds, lambda own: timed(own.step, device), warmup)
+        taken = take_rounds(live, rounds, lambda own: time_call(own.step, device), warmup)
     seconds: dict[str, dict[int, float]] = {}
     for name, contender in live.items():
         seconds[name] = {number: clock for number, (clock, _) in taken[name].items()}
@@ -85,15 +85,17 @@ def measure_refreshes(
     time with `EVERY` steps: of the processor's time, which other work disturbs least, or of a
     card's by the clock.
     """
-    from contenders import CONTENDERS, setting_for, timed
+    from contenders import CONTENDERS, setting_for, time_call
 
     found, device = {}, arguments.device
     for name in set(OURS) & set(names):
         with tempfile.TemporaryDirectory() as folder:
             own = CONTENDERS[name](setting_for(case, Path(folder), device))
             own.step()
-            first = timed(partial(own.refresh, first=True), device)
-            taken = [(timed(own.refresh, device), timed(own.step, device)) for _ in range(5)]
+            first = time_call(partial(own.refresh, first=True), device)
+            taken = [
+                (time_call(own.refresh, device), time_call(own.step, device)) for _ in range(5)
+            ]
             own.close()
         clock = int(device == "cpu")
         shares = [
@@ -123,7 +125,7 @@ def _ratios(seconds: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     for top, bottom in TIMES:
         own, base = seconds.get(top, {}), seconds.get(bottom, {})
         if both := [number for number in own if number in base]:
-            found[f"{top} / {bottom}"] = paired(
+            found[f"{top} / {bottom}"] = compare_pairs(
                 [own[number] for number in both], [base[number] for number in both]
             )
     return found
@@ -136,7 +138,7 @@ def measure_memory(
     given = ["--only", case_name, "--threads", str(arguments.threads), "--device", arguments.device]
     given += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
     given += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
-    return {name: alone([__file__, "--memory-of", name, *given]) for name in names}
+    return {name: run_alone([__file__, "--memory-of", name, *given]) for name in names}
 
 
 # -- command line ----------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     part = "kept" if arguments.kept else "models" if arguments.device == "cpu" else "card"
     for name in chosen:
         before = results.setdefault(part, {}).get(name, {})
-        results[part][name] = measured(known[name], names, arguments, before)
+        results[part][name] = measure(known[name], names, arguments, before)
         if part != "card" and not arguments.refreshes_only:
             results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if writes:
@@ -278,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(
+def measure(
     case: Any, names: Sequence[str], arguments: argparse.Namespace, before: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything about one model, with the machine and its load in it; what is not measured stays
@@ -289,7 +291,7 @@ def measured(
     if arguments.memory_only or arguments.refreshes_only:
         entry = {"contenders": {}, **before, **entry}
     else:
-        entry |= _timed_entry(case, names, arguments)
+        entry |= _time_entry(case, names, arguments)
     if not arguments.memory_only:
         entry["refreshes"] = measure_refreshes(case, names, arguments)
     if not arguments.no_memory and not arguments.refreshes_only:
@@ -311,7 +313,7 @@ def measured(
     }
 
 
-def _timed_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+def _time_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     from contenders import CLIP, NOISE
 
     load = load_average()

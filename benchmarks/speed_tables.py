@@ -61,12 +61,12 @@ def kind(model: str, card: bool = False) -> str:
     )
 
 
-def named(top: str, bottom: str) -> str:
+def name_ratio(top: str, bottom: str) -> str:
     """A ratio in the words of the tables."""
     return f"{TITLES[top]} ÷ {TITLES[bottom]}"
 
 
-def within(entry: Entry, top: str, bottom: str) -> dict[str, Any] | None:
+def find_ratio(entry: Entry, top: str, bottom: str) -> dict[str, Any] | None:
     """Median over rounds of the ratio within one round and its quartiles; None where the pair was
     not timed in one run.
 
@@ -163,17 +163,24 @@ def _label(entry: Entry) -> str:
 def _ratios(
     entries: Mapping[str, Entry], pairs: Sequence[tuple[str, str]], card: bool, heading: str
 ) -> list[str]:
-    pairs = [pair for pair in pairs if any(within(entry, *pair) for entry in entries.values())]
+    pairs = [pair for pair in pairs if any(find_ratio(entry, *pair) for entry in entries.values())]
     rows = [
         [
             entry["title"],
-            *(_ratio(within(entry, *pair), TIMES[pair].get(kind(name, card))) for pair in pairs),
+            *(
+                _ratio(find_ratio(entry, *pair), TIMES[pair].get(kind(name, card)))
+                for pair in pairs
+            ),
         ]
         for name, entry in entries.items()
     ]
     # a goal is owed an answer
     rows = [row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}]
-    return [heading, markdown(["model", *(named(*pair) for pair in pairs)], rows)] if pairs else []
+    return (
+        [heading, markdown(["model", *(name_ratio(*pair) for pair in pairs)], rows)]
+        if pairs
+        else []
+    )
 
 
 def _ratio(found: Mapping[str, Any] | None, goal: float | None) -> str:
@@ -192,12 +199,12 @@ def _amortised(entries: Mapping[str, Entry]) -> list[str]:
     for entry in entries.values():
         found = [_describe_refreshes(entry, *pair) for pair in pairs]
         rows += [[entry["title"], *found]] if any(cell != "–" for cell in found) else []
-    head = ["model", *(named(*pair) for pair in pairs)]
+    head = ["model", *(name_ratio(*pair) for pair in pairs)]
     return [f"The same with a refresh in {EVERY} steps", markdown(head, rows)] if rows else []
 
 
 def _describe_refreshes(entry: Entry, top: str, bottom: str) -> str:
-    found, own = within(entry, top, bottom), _refreshes_of(entry).get(top)
+    found, own = find_ratio(entry, top, bottom), _refreshes_of(entry).get(top)
     if found is None or own is None:
         return "–"
     return f"{found['ratio'] / (1 - own['share']):.2f}"
@@ -220,13 +227,15 @@ def _refreshes(entries: Mapping[str, Entry], card: bool) -> list[str]:
                 low, high = (100 * end for end in own["share_range"])
                 share = f"{100 * own['share']:.1f} % [{low:.1f}, {high:.1f}]{met}"
                 times = (f"{own[of]:,.0f}" for of in ("first_ms", "refresh_ms"))
-                rows.append([entry["title"], sides, *times, share, _where(entry["refreshes"])])
+                rows.append(
+                    [entry["title"], sides, *times, share, _describe_place(entry["refreshes"])]
+                )
     head = ["model", "sides", "the first, ms", "a later one, ms"]
     head += [f"share of the time in {EVERY} steps (≤ {100 * REFRESH['cnn']:.0f} %)", "measured on"]
     return ["Refreshes of the preconditioner", markdown(head, rows)] if rows else []
 
 
-def _where(taken: Mapping[str, Any]) -> str:
+def _describe_place(taken: Mapping[str, Any]) -> str:
     of, day = taken["hardware"], taken["date"][:10]
     return (
         f"{of['cpu']}, {of['torch_cpu_capability']}, threads: {of['threads']}, {day}, load"
@@ -249,7 +258,7 @@ def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
             ]
         )
     parts = ["Ratios of memory: of steps; of the highest peaks, where that is another (goal)"]
-    parts += [markdown(["model", *(named(*pair) for pair in pairs)], rows)]
+    parts += [markdown(["model", *(name_ratio(*pair) for pair in pairs)], rows)]
     whole = [
         [
             entry["title"],
@@ -261,7 +270,7 @@ def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
         for model, entry in entries.items()
         if model.endswith("-lora")
     ]
-    head = ["model", *(named(name, "plain") for name in ("dp_sgd", *OURS))]
+    head = ["model", *(name_ratio(name, "plain") for name in ("dp_sgd", *OURS))]
     if whole:
         parts += [
             "Adapters: the whole process at its highest, with the weights that are not trained"

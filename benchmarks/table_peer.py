@@ -48,19 +48,19 @@ def _version(name: str) -> str:
 # What a library is given: raw numbers, and codes of the schema's categories.
 
 
-def _mixed(data: dict[str, Any], part: str) -> np.ndarray:
+def _join_columns(data: dict[str, Any], part: str) -> np.ndarray:
     """Return numbers, NaN where they are missing, then codes of categories."""
     return np.hstack([data[f"{part}_numbers"], data[f"{part}_codes"].astype(float)])
 
 
 def _texts(data: dict[str, Any], part: str) -> np.ndarray:
     """Return numbers, a missing one as the least of its bounds, then codes as texts."""
-    numbers = _filled(data, part)
+    numbers = _fill_missing(data, part)
     codes = np.char.add("c", data[f"{part}_codes"].astype(str))
     return np.hstack([numbers.astype(object), codes.astype(object)])
 
 
-def _filled(data: dict[str, Any], part: str) -> np.ndarray:
+def _fill_missing(data: dict[str, Any], part: str) -> np.ndarray:
     """Return numbers clamped to the bounds, a missing one as the least."""
     low, high = data["bounds"].T
     numbers = data[f"{part}_numbers"]
@@ -73,18 +73,18 @@ def _one_hot(data: dict[str, Any], part: str) -> np.ndarray:
     return np.hstack(columns) if columns else np.zeros((len(codes), 0))
 
 
-def _scaled(data: dict[str, Any], part: str) -> np.ndarray:
+def _scale(data: dict[str, Any], part: str) -> np.ndarray:
     """Return numbers between −1 and 1 by the bounds, and one-hot categories."""
     low, high = data["bounds"].T
-    numbers = 2 * (_filled(data, part) - low) / (high - low) - 1
+    numbers = 2 * (_fill_missing(data, part) - low) / (high - low) - 1
     return np.hstack([numbers, _one_hot(data, part)])
 
 
 def _standard(data: dict[str, Any], part: str) -> np.ndarray:
     """Return numbers with mean 0 and deviation 1 of the training rows, and one-hot categories."""
-    train = _filled(data, "train")
+    train = _fill_missing(data, "train")
     spread = train.std(0)
-    numbers = (_filled(data, part) - train.mean(0)) / np.where(spread > 0, spread, 1.0)
+    numbers = (_fill_missing(data, part) - train.mean(0)) / np.where(spread > 0, spread, 1.0)
     return np.hstack([numbers, _one_hot(data, part)])
 
 
@@ -183,15 +183,15 @@ def _dp_forest(data: dict[str, Any], epsilon: float, delta: float, seed: int) ->
 
 
 def _codes(data: dict[str, Any], part: str) -> np.ndarray:
-    return np.hstack([_filled(data, part), data[f"{part}_codes"].astype(float)])
+    return np.hstack([_fill_missing(data, part), data[f"{part}_codes"].astype(float)])
 
 
 PEERS: dict[str, tuple[Any, Any]] = {
-    "boosting": (_boosting, _mixed),
+    "boosting": (_boosting, _join_columns),
     "linear": (_linear, _standard),
     "ebm": (_ebm, _texts),
     "dp-ebm": (_dp_ebm, _texts),
-    "diffprivlib-linear": (_dp_linear, _scaled),
+    "diffprivlib-linear": (_dp_linear, _scale),
     "diffprivlib-bayes": (_dp_bayes, _codes),
     "diffprivlib-forest": (_dp_forest, _codes),
 }

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, machine, make_parser, markdown, read_json
 from dpkfc_papers.studies import pages
-from dpkfc_papers.studies.pages import missing
+from dpkfc_papers.studies.pages import name_missing
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -48,7 +48,7 @@ def speed_summary() -> str:
     """
     results = read_json(RESULTS / "speed.json")
     if not results:
-        return missing("make bench")
+        return name_missing("make bench")
     # others are in docs/speed.md
     timed = {name: entry for name, entry in results["models"].items() if entry["contenders"]}
     rows = []
@@ -78,7 +78,9 @@ def _cell(times: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
 def _compare_with_hooks(entry: Mapping[str, Any]) -> str:
     import speed_tables
 
-    found = ((name, speed_tables.within(entry, name, "opacus_hooks")) for name in speed_tables.OURS)
+    found = (
+        (name, speed_tables.find_ratio(entry, name, "opacus_hooks")) for name in speed_tables.OURS
+    )
     texts = (
         f"{r['ratio']:.2f}×{'' if name == 'dp_kfc_inputs' else ' (both sides)'}"
         for name, r in found
@@ -95,7 +97,7 @@ def speed() -> str:
     return (
         speed_tables.table(results, every) + "\n\n" + machine(results)
         if results
-        else missing("make bench")
+        else name_missing("make bench")
     )
 
 
@@ -107,7 +109,7 @@ def method_speed(page: str = "") -> str:
 
     results = read_json(RESULTS / "method_speed.json")
     if not results:
-        return missing("python benchmarks/method_speed.py")
+        return name_missing("python benchmarks/method_speed.py")
     return (
         study.table(results, [name for name in study.PAIRS if name.lower().startswith(page)])
         + "\n\n"
@@ -123,7 +125,7 @@ def federated(part: str) -> str:
 
     results = read_json(RESULTS / "federated.json")
     if part not in results:
-        return missing("python benchmarks/federated.py")
+        return name_missing("python benchmarks/federated.py")
     return benchmark.table({part: results[part]}) + "\n\n" + machine(results[part])
 
 
@@ -152,7 +154,7 @@ def assurance(section: str = "summary") -> str:
 
     results = read_json(RESULTS / "assurance.json")
     if not results:
-        return missing("make assurance")
+        return name_missing("make assurance")
     if section != "summary":
         return checks.evidence_table(
             results, next(name for name in checks.SECTIONS if name.replace(" ", "-") == section)
@@ -167,11 +169,11 @@ def public_tables(part: str) -> str:
     return tables_page.table(part)
 
 
-def measured(name: str, file: str = "", command: str = "") -> str:
+def fill_table(name: str, file: str = "", command: str = "") -> str:
     """The table of a benchmark with one file of results, and where it was measured."""
     results = read_json(RESULTS / f"{file or name}.json")
     if not results:
-        return missing(command or f"python benchmarks/{name}.py")
+        return name_missing(command or f"python benchmarks/{name}.py")
     parts = {key: x for key, x in results.items() if isinstance(x, dict) and "hardware" in x}
     where = machine({"models": parts} if parts else results)
     return import_module(name).table(results) + "\n\n" + where
@@ -191,17 +193,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary,
     "speed": speed,
     "method-speed": method_speed,
-    "scale": partial(measured, "scale", command="make bench-scale"),
-    "checkpoint": partial(measured, "checkpoint"),
-    "ranks": partial(measured, "scale_ranks", "ranks"),
-    "opacus-script": partial(measured, "opacus_script"),
-    "phases": partial(measured, "phases"),
-    "tracking": partial(measured, "tracking"),
-    "correlated-noise": partial(measured, "correlated_noise"),
+    "scale": partial(fill_table, "scale", command="make bench-scale"),
+    "checkpoint": partial(fill_table, "checkpoint"),
+    "ranks": partial(fill_table, "scale_ranks", "ranks"),
+    "opacus-script": partial(fill_table, "opacus_script"),
+    "phases": partial(fill_table, "phases"),
+    "tracking": partial(fill_table, "tracking"),
+    "correlated-noise": partial(fill_table, "correlated_noise"),
     "correlated-steps": correlated_steps,
-    "growth": partial(measured, "growth"),
-    "audit": partial(measured, "audit_page", "audit", "python benchmarks/audit.py"),
-    "startup": partial(measured, "startup"),
+    "growth": partial(fill_table, "growth"),
+    "audit": partial(fill_table, "audit_page", "audit", "python benchmarks/audit.py"),
+    "startup": partial(fill_table, "startup"),
     "plan-70b": plan_70b,
     "plan-records": plan_records,
     "assurance": assurance,
@@ -229,7 +231,7 @@ def table(name: str) -> str:
     return TABLES[name]()
 
 
-def filled(text: str) -> str:
+def fill_tables(text: str) -> str:
     """The text with every marked table written anew.
 
     Raises:
@@ -247,7 +249,7 @@ def main() -> int:
     stale = []
     for path in documents():
         text = path.read_text("utf-8")
-        if (new := filled(text)) != text:
+        if (new := fill_tables(text)) != text:
             stale.append(path)
             if not arguments.check:
                 path.write_text(new, "utf-8")

@@ -41,7 +41,7 @@ def settings(number: int = 200) -> list[tuple[float, float, int]]:
     return points
 
 
-def by_pld(q: float, noise: float, steps: int, about: float, tilt: float) -> float | None:
+def account_by_pld(q: float, noise: float, steps: int, about: float, tilt: float) -> float | None:
     """Return ε by PLD on a grid that adds below 1e-4 (of ε above 10), None if it is too fine."""
     if q == 1:
         # Releases of everybody's data are together one release.
@@ -92,7 +92,7 @@ def main() -> None:
         row = {"q": q, "noise": noise, "steps": steps, "epsilon": found, "cpu_seconds": seconds}
         if (q, noise, steps) not in known:
             tilt = Composition(read_releases([(event, steps)]), DELTA, 1).tilt
-            known[(q, noise, steps)] = by_pld(q, noise, steps, found, tilt)
+            known[(q, noise, steps)] = account_by_pld(q, noise, steps, found, tilt)
         row["pld"] = known[(q, noise, steps)]
         points.append(row)
         print(row, flush=True)

@@ -92,10 +92,10 @@ def test_a_missed_goal_is_marked_and_a_model_without_numbers_keeps_its_row(table
 
 
 def test_a_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round(tables):
-    from common import judged, paired
+    from common import compare_pairs, judged
 
     top, bottom = [10.0, 20.0, 33.0, 40.0, 50.0], [10.0, 10.0, 30.0, 10.0, 50.0]
-    found = paired(top, bottom)
+    found = compare_pairs(top, bottom)
     # the medians' would be 33 / 10
     assert found == {
         "ratio": 1.1,

@@ -41,7 +41,7 @@ def write_metrics(folder):
 
 
 def write_results(folder):
-    run = Run.of("digits", "dp-sgd")
+    run = Run.make("digits", "dp-sgd")
     row = {
         "run": run.describe(),
         "hash": run.hash,

@@ -67,7 +67,7 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     take the noise that DP-KFC takes.
     """
     kfc = arm_of(recipe, "dp-kfc")
-    noise = str(Run.of(recipe, "dp-kfc").default("source"))
+    noise = str(Run.make(recipe, "dp-kfc").default("source"))
     noise_label = {"pink": "pink noise", "tokens": "random words"}.get(noise, noise)
     first = [
         arm_of(recipe, "dp-sgd"),
@@ -250,7 +250,7 @@ class Tests(Source):
                 return Task(run, tag=search, label=search.arm.name)
         return None
 
-    def done(self, task: Task, row: Row, ended: bool) -> None:
+    def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Store a run."""
         search: Search = task.tag
         params, accuracy = search.best() or ({}, None)
@@ -262,7 +262,7 @@ class Tests(Source):
         }
         self.store.put(task.run, {**row, "tag": tag})
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Store why a run failed; the next start of the study tries the run again."""
         self.failures[f"{task.tag.arm.label}, seed {task.run.seed}"] = reason
 
@@ -285,15 +285,15 @@ class Chain:
                 return replace(task, tag=(stage, task))
         return None
 
-    def done(self, task: Task, row: Row, ended: bool) -> None:
+    def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Hand a finished run to its stage."""
         stage, inner = task.tag
-        stage.done(inner, row, ended)
+        stage.take_row(inner, row, ended)
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Tell the stage of a failed run."""
         stage, inner = task.tag
-        stage.failed(inner, reason, lost=lost)
+        stage.take_failure(inner, reason, lost=lost)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -335,7 +335,7 @@ def table(
         best = winners.get((recipe, arm.name))
         chosen = {}
         if best:
-            optimizer = Run.of(recipe, arm.method, arm.settings).default("optimizer")
+            optimizer = Run.make(recipe, arm.method, arm.settings).default("optimizer")
             chosen = {"optimizer": optimizer, **best["tag"]["params"]}
         own_tests = [row for row in tests if row["tag"]["arm"] == arm.name]
         scores = {epsilon: _scores(own_tests, epsilon) for epsilon in epsilons}

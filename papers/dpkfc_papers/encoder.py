@@ -45,14 +45,14 @@ _RATE = 2e-3
 def change_view(images: Tensor, generator: torch.Generator) -> Tensor:
     """Return random crops of images, mirrored and in other colours: `[n, 3, SIDE, SIDE]`."""
     draw = Draw(len(images), generator)
-    size = draw.between(0.15, 1.0).sqrt()
-    log_ratio = draw.between(math.log(3 / 4), math.log(4 / 3))
+    size = draw.draw_between(0.15, 1.0).sqrt()
+    log_ratio = draw.draw_between(math.log(3 / 4), math.log(4 / 3))
     ratio = torch.exp(log_ratio / 2)
     height = (size * ratio).clamp(max=1)
     width = (size / ratio).clamp(max=1)
     mirror = torch.where(draw.uniform() < 0.5, -1.0, 1.0)
-    across = draw.between(-1, 1) * (1 - width)
-    down = draw.between(-1, 1) * (1 - height)
+    across = draw.draw_between(-1, 1) * (1 - width)
+    down = draw.draw_between(-1, 1) * (1 - height)
     zero = torch.zeros_like(down)
     rows = [width * mirror, zero, across, zero, height, down]
     crop = torch.cat(rows, 1).view(-1, 2, 3)
@@ -65,14 +65,14 @@ def change_view(images: Tensor, generator: torch.Generator) -> Tensor:
 def _change_colours(x: Tensor, draw: Draw) -> Tensor:
     """Change brightness, contrast, saturation and hue of most images; make a fifth grey."""
     is_changed = draw.uniform() < 0.8
-    bright = x * draw.between(0.6, 1.4)
+    bright = x * draw.draw_between(0.6, 1.4)
     mean = bright.mean((1, 2, 3), keepdim=True)
-    contrast = draw.between(0.6, 1.4)
+    contrast = draw.draw_between(0.6, 1.4)
     contrasted = mean + (bright - mean) * contrast
     grey = contrasted.mean(1, keepdim=True)
-    saturation = draw.between(0.2, 1.8)
+    saturation = draw.draw_between(0.2, 1.8)
     saturated = grey + (contrasted - grey) * saturation
-    angle = draw.between(-1.0, 1.0)
+    angle = draw.draw_between(-1.0, 1.0)
     changed = _turn_hue(saturated, angle)
     x = torch.where(is_changed, changed, x)
     is_grey = draw.uniform() < 0.2

@@ -32,7 +32,7 @@ from dpkfc.app.datasets.sources import (
     Source,
     load_pixels,
 )
-from dpkfc.app.models import seeded, two_convolutions
+from dpkfc.app.models import build_seeded, two_convolutions
 from dpkfc.app.run_folder import write_atomically
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc_papers.recipes.networks import resnet20
@@ -212,12 +212,12 @@ def load_features(name: str, folder: Path, data_dir: str = "") -> Features:
 def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequential, str]:
     """Return the trained network without its head, and the SHA-256 of its weights."""
     path = folder / f"{extractor.name}.safetensors"
-    network = seeded(extractor.build, _SEED)
+    network = build_seeded(extractor.build, _SEED)
     assert isinstance(network, nn.Sequential)
     if not path.is_file():
         pixels = load_pixels(extractor.public, data_dir or None)
         images, labels = pixels.tensors(extractor.normalisation).train
-        seeded(lambda: _fit(network, extractor, images, labels), _SEED)
+        build_seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         write_atomically(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
     body = nn.Sequential(*list(network)[:-1])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.models import seeded
+from dpkfc.app.models import build_seeded
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.tuning.runs import Plain, StudyError, hardware
 from dpkfc.curvature.kfac import KFAC
@@ -133,7 +133,7 @@ def execute_run(
     plan = config.calibrate(run.epsilon, DELTA)
     result = federate(
         plan,
-        seeded(lambda: build(x.shape[1], features.classes), run.seed),
+        build_seeded(lambda: build(x.shape[1], features.classes), run.seed),
         cross_entropy,
         parts((x, y), _partition(run, y)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),

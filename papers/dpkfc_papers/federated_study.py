@@ -137,7 +137,7 @@ class Study:
             FederatedRun(
                 task=task,
                 rule=method.rule,
-                settings=_sorted(settings),
+                settings=_sort_settings(settings),
                 epsilon=self.tuned_at,
                 clients=self.tuning_clients,
                 rounds=self.rounds,
@@ -179,7 +179,7 @@ class Study:
         return FederatedRun(
             task=task,
             rule=METHODS[name].rule,
-            settings=_sorted(settings),
+            settings=_sort_settings(settings),
             epsilon=epsilon,
             partition=partition,
             clients=self.clients,
@@ -257,7 +257,7 @@ class Study:
 _TUNING_SEED = 1000
 
 
-def _sorted(settings: Settings) -> tuple[tuple[str, Plain], ...]:
+def _sort_settings(settings: Settings) -> tuple[tuple[str, Plain], ...]:
     return tuple(sorted(settings.items()))
 
 

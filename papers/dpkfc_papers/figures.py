@@ -69,9 +69,9 @@ class Made:
 
 def _courses(small: bool) -> list[Run]:
     if small:
-        return [Run.of("digits", "dp-kfc", _SMOKE, measure=COURSE)]
+        return [Run.make("digits", "dp-kfc", _SMOKE, measure=COURSE)]
     return [
-        Run.of(recipe, "dp-kfc", training, measure=COURSE) for recipe, training in MODELS.items()
+        Run.make(recipe, "dp-kfc", training, measure=COURSE) for recipe, training in MODELS.items()
     ]
 
 
@@ -84,7 +84,7 @@ def _grid(small: bool) -> list[Run]:
 
 
 def _theory(small: bool) -> list[Run]:
-    return [Run.of("digits", "dp-sgd", {"smoke": True} if small else {}, measure=MEAN_FIELD)]
+    return [Run.make("digits", "dp-sgd", {"smoke": True} if small else {}, measure=MEAN_FIELD)]
 
 
 def _select_layers(*names: str) -> Callable[[Row], Any]:

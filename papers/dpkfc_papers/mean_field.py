@@ -127,7 +127,7 @@ def _slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     return slope
 
 
-def predicted(network: Network) -> Variances:
+def predict_variances(network: Network) -> Variances:
     """Return what theory says of a network of infinite width.
 
     Widths enter as the ratios n_{l+1} / n_l and in the traces.
@@ -173,7 +173,7 @@ def _fill_uniform(tensor: Tensor, variance: float, generator: torch.Generator) -
         tensor.uniform_(-bound, bound, generator=generator)
 
 
-def observed(network: Network, *, examples: int, seed: int) -> Variances:
+def measure_network(network: Network, *, examples: int, seed: int) -> Variances:
     """Measure one random network: exact traces of the Fisher blocks, outputs from the model."""
     model = random_network(network, public_generator(seed, 0, "mean field"))
     layers = find_layers(model)
@@ -223,11 +223,11 @@ def measure_mean_field(run: Run, place: Place, judge: Judge | None = None) -> Fi
     for activation, width, depth in kinds:
         gain = _GAINS[activation]
         network = Network(activation=activation, width=width, depth=depth, weight_variance=gain)
-        theory = predicted(network)
+        theory = predict_variances(network)
         measured = []
         for k in range(sizes["networks"]):
             seed = run.seed + k
-            measured.append(observed(network, examples=sizes["examples"], seed=seed))
+            measured.append(measure_network(network, examples=sizes["examples"], seed=seed))
         entry: Figures = {
             "activation": activation,
             "width": width,
@@ -265,8 +265,8 @@ def _contraction() -> list[Figures]:
     entries = []
     for name, gain in _GAINS.items():
         network = Network(activation=name, width=256, depth=20, weight_variance=gain)
-        low = predicted(replace(network, input_variance=0.1)).forwards
-        high = predicted(replace(network, input_variance=10.0)).forwards
+        low = predict_variances(replace(network, input_variance=0.1)).forwards
+        high = predict_variances(replace(network, input_variance=10.0)).forwards
         pairs = zip(low, high, strict=True)
         ratios = [round_value(b / a) for a, b in pairs]
         entries.append({"activation": name, "weight_variance": gain, "ratio": ratios})

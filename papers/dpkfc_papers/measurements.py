@@ -48,7 +48,7 @@ from dpkfc_papers.similarity import (
     kronecker_layers,
     multiply,
     realised,
-    tracked,
+    track_factors,
 )
 from dpkfc_papers.spectral_density import density, fisher_product
 
@@ -187,7 +187,7 @@ def figures_of(
     found_layers = find_layers(model)
     rules = {layer.name: layer.rule for layer in found_layers}
 
-    def capturing(model: nn.Module, loss: Any) -> Any:
+    def capture_found(model: nn.Module, loss: Any) -> Any:
         return capture(model, found_layers, loss)
 
     counts = [_number_of_examples(probe) for probe in sources.values()]
@@ -196,7 +196,7 @@ def figures_of(
     factors = {}
     for source, probe in sources.items():
         settings = replace(base, probe=probe)
-        measured = settings.factors(model, capturing, step, rules=rules)
+        measured = settings.factors(model, capture_found, step, rules=rules)
         factors[source] = kronecker_layers(measured)
     factors[RANDOM] = randomize_directions(factors[ORACLE], 0)
     modules = dict(model.named_modules())
@@ -208,7 +208,7 @@ def figures_of(
     with_density = {}
     if step in (0, prepared.plan.steps):
         with_density = {name: probe for name, probe in sources.items() if name != AGAIN}
-    signal = _signal(prepared, sources, base, capturing, step=step, rules=rules)
+    signal = _signal(prepared, sources, base, capture_found, step=step, rules=rules)
     return {
         "layers": layers,
         "signal": signal,
@@ -252,7 +252,7 @@ def _measure_layer(factors: Mapping[str, LayerFactors], probe_size: int, damping
         tracking[label] = {}
         for source, layer in factors.items():
             if source != ORACLE:
-                similarities = tracked(reference, layer, convention, probe_size)
+                similarities = track_factors(reference, layer, convention, probe_size)
                 tracking[label][source] = _round_fields(similarities)
     return {
         "sizes": {side: reference.sides[name].dim for side, name in SIDES.items()},
@@ -340,7 +340,7 @@ def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, ste
             "dim": dim,
             "trace": round_value(quadrature.trace),
             "nodes": round_all(quadrature.nodes),
-            "above": round_all(quadrature.above()),
+            "above": round_all(quadrature.count_above()),
         }
     return densities
 

@@ -66,7 +66,7 @@ def sweep_cells(small: bool = False) -> list[Run]:
     runs = []
     for seed, noise, lr, method in itertools.product(range(seeds), noises, rates, SWEEP_METHODS):
         settings = {**shared, "lr": lr, "noise_multiplier": noise}
-        runs.append(Run.of(RECIPE, method, settings, seed=seed, evaluate_on="validation"))
+        runs.append(Run.make(RECIPE, method, settings, seed=seed, evaluate_on="validation"))
     return runs
 
 

@@ -45,7 +45,7 @@ def landscape_cells(
         **settings,
     }
     return [
-        Run.of(
+        Run.make(
             recipe, method, {**shared, "lr": lr, "max_grad_norm": clip}, evaluate_on="validation"
         )
         for method, lr, clip in itertools.product(LANDSCAPE_METHODS, rates, clips)

@@ -104,7 +104,7 @@ def kronecker_layers(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     return {name: factors for name, factors in layers.items() if factors.kind == "outer"}
 
 
-def tracked(
+def track_factors(
     reference: LayerFactors, other: LayerFactors, convention: Convention, probe_size: int
 ) -> dict[str, Similarity]:
     """Compare A, G and F = A ⊗ G of one layer with the factors of a reference.
@@ -154,8 +154,8 @@ def inner_product(first: Factor, second: Factor) -> float:
 
 def _products(reference: Factor, other: Factor, added: float, scale: float) -> _Products:
     """Multiply two factors and add a multiple of the identity to both, then compare them."""
-    first = reference.scaled(scale)
-    second = other.scaled(scale)
+    first = reference.scale_by(scale)
+    second = other.scale_by(scale)
     dim = first.dim
 
     def product(a: Factor, b: Factor) -> float:

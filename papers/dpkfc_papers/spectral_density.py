@@ -47,7 +47,7 @@ class Density:
         mean = (self.nodes * self.weights).sum()
         return float(self.dim * mean)
 
-    def above(self) -> Tensor:
+    def count_above(self) -> Tensor:
         """Return how many eigenvalues are at least as large as each node, float64 `[k]`."""
         return self.dim * self.weights.cumsum(0)
 

@@ -283,11 +283,11 @@ class Listed(Source):
                 return task
         return None
 
-    def done(self, task: Task, row: Row, ended: bool) -> None:
+    def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Store a run."""
         self._store.put(task.run, row)
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Store the reason; the next call tries the cell again."""
         self.failures[task.run.hash] = reason
 

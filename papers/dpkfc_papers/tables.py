@@ -23,7 +23,7 @@ from dpkfc.app.toml import ConfigError, nearest, tomllib
 from dpkfc.app.tuning.pool import drive
 from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.study_progress import StudyProgress, Task
-from dpkfc.app.tuning.tune import expected_seconds, reported
+from dpkfc.app.tuning.tune import expected_seconds, report_at_end
 from dpkfc.app.tuning.tuned import plain_text, settings_text
 from dpkfc_papers.accuracy import table_line
 from dpkfc_papers.public_examples import study_place
@@ -121,7 +121,7 @@ class Cell:
     def run(self, tuned: Settings, seed: int) -> Run:
         """Return the run of a seed, on the test set."""
         settings = {**self.settings, **tuned}
-        return Run.of(self.recipe, self.method, settings, seed=seed, evaluate_on="test")
+        return Run.make(self.recipe, self.method, settings, seed=seed, evaluate_on="test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +285,7 @@ def read_speed(path: Path | None) -> Content:
     return content
 
 
-def timed(what: str, results: Content) -> Timed | None:
+def find_timing(what: str, results: Content) -> Timed | None:
     """Return a ratio by its name, "MODEL: CONTENDER / CONTENDER"; None without a measurement."""
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
@@ -415,7 +415,7 @@ class Tuning:
         for row in self.rows:
             tag = row.get("tag", {})
             if row["measured_on"] == "validation" and not tag.get("pruned") and "arm" in tag:
-                run = Run.of(**row["run"])
+                run = Run.make(**row["run"])
                 trials.append((tag["arm"], _protocol(run), run.default("epsilon"), row))
         return trials
 
@@ -545,7 +545,7 @@ def run_cells(
         limits: `workers` and `end` of `drive`.
     """
     progress = StudyProgress(source.total, done=source.done_before, console=console)
-    with reported(report), progress:
+    with report_at_end(report), progress:
         drive(source, place, expected=expected_seconds(lambda: store), progress=progress, **limits)
 
 
@@ -606,7 +606,7 @@ def outcomes(
 
 def _explain_missing_run(cell: Cell, times: Content) -> Outcome:
     """Return a ratio of times where one was measured, or else why none was."""
-    ours = timed(cell.timed, times) if cell.timed else None
+    ours = find_timing(cell.timed, times) if cell.timed else None
     if ours is None:
         return Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={})
     return Outcome(
@@ -835,7 +835,7 @@ class _Watched(StudyProgress):
         super().__init__(total, done=done, console=console)
         self._store = store
 
-    def finished(self, task: Task, outcome: str, *, count: bool = True) -> None:
+    def show_end(self, task: Task, outcome: str, *, count: bool = True) -> None:
         """Show that a cell has ended."""
         shown = outcome if self._store.get(task.run) is None else RAN
-        super().finished(task, shown, count=count)
+        super().show_end(task, shown, count=count)

@@ -30,7 +30,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from dpkfc.allocator import keep_freed_memory
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.terminal import (
     INTERRUPTED,
     MEANT,
@@ -271,7 +271,7 @@ def ledger_verify(
     ledger = path / "ledger.jsonl" if path.is_dir() else path
     table = Table("", Column(overflow="fold"), show_header=False)
     for name, value in verify_ledger(ledger, delta, copy=copy).items():
-        text = rounded_up(value) if isinstance(value, float) else str(value)
+        text = round_up(value) if isinstance(value, float) else str(value)
         table.add_row(name, escape(text))
     open_console().print(table)
 

@@ -147,7 +147,7 @@ class LazyNoise:
         if self._in_passes:
             return
         for name, waiting in list(self._waiting.items()):
-            with _unseen():
+            with _hide_from_modes():
                 count = len(waiting.rows)
                 for first in range(0, count, _BLOCK):
                     last = min(count, first + _BLOCK)
@@ -233,7 +233,7 @@ class LazyNoise:
             self.expose()
             return
         ids = args[0] if args else kwargs["input"]
-        with _unseen():
+        with _hide_from_modes():
             rows = ids.detach().unique().long()
             self._bring_up(waiting, rows)
             waiting.shown = rows
@@ -243,7 +243,7 @@ class LazyNoise:
         """Empty the table again."""
         waiting = self._waiting.get(name)
         if waiting is not None and waiting.shown is not None:
-            with _unseen():
+            with _hide_from_modes():
                 waiting.table.data.index_fill_(0, waiting.shown, torch.nan)
             waiting.shown = None
 
@@ -260,7 +260,7 @@ class LazyNoise:
             if padding is not None:
                 rows, ids = rows[ids != padding], ids[ids != padding]
             # A gradient can come from elsewhere than from the calls of the module.
-            with _unseen():
+            with _hide_from_modes():
                 self._bring_up(waiting, ids)
             waiting.touched = ids
             taken[name] = rows
@@ -307,7 +307,7 @@ def _refuse_copy() -> NoReturn:
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
+def _hide_from_modes() -> Iterator[None]:
     """Work on tensors without gradients, out of sight of modes that follow operations."""
     with (
         torch._C.DisableTorchFunction(),

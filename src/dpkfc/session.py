@@ -559,7 +559,7 @@ class Session:
             self._clip,
             loss_fn=loss_fn,
             micro_batches=zip(loaded, parts, strict=True),
-            one_record=self._loader.alone,
+            one_record=self._loader.load_one,
             mode=self._gradient_mode,
             points=points,
             augment=self._augment,
@@ -642,7 +642,7 @@ class Session:
         self._average.check_swapped_out()
         self._lazy.expose()
         self._weights.check_parameters()
-        return fsdp.resharded(self.model, self._average.swap_in())
+        return fsdp.run_resharded(self.model, self._average.swap_in())
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -751,7 +751,7 @@ class Session:
             parts = layout(block, bound, None, self.plan.config.unit_reduction)
             loaded = self._loader.load([part.records for part in parts])
             added = sum_second_moments(
-                maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.alone
+                maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.load_one
             )
             total = total + added.double().cpu()
         return total

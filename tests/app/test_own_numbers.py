@@ -62,7 +62,7 @@ def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path):
     torch.testing.assert_close(records.labels[2:], expected[2:])
     assert records.labels[:2].isnan().all()
     assert records.figures["outside of bounds", "cost"] == 2 / 300
-    known = records.labelled()
+    known = records.select_labelled()
     assert known.names[0] == 3 and len(known) == 298
     # The least value is the mark of an unknown class; as a number it is known.
     assert 4 in known.names
@@ -72,7 +72,7 @@ def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path):
 def test_errors_are_in_the_unit_of_the_target(finished):
     folder, path = finished
     trained = load_run(folder)
-    records = trained.recipe.read(path).labelled()
+    records = trained.recipe.read(path).select_labelled()
     predicted = trained.model(records.inputs).detach().squeeze(1).clamp(-1, 1)
     errors = 100 * (predicted - records.labels).double()
     mean, root = float(errors.abs().mean()), float(errors.square().mean().sqrt())

@@ -380,7 +380,7 @@ def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path):
     rows[7][-1], rows[8][-1] = "perhaps", ""
     write_rows(path, rows)
     records = encode_table(path, read_schema(schema_path))
-    known = records.labelled()
+    known = records.select_labelled()
     assert len(known) == 198 and "8" not in known.names
     data = split_records(records, 20, 0, "rows")
     assert data.validation is not None
@@ -433,7 +433,7 @@ def test_a_target_on_a_log_scale_is_given_back_in_its_unit():
     # It says 10 where 100 is true, and 1 where 1 is true.
     examples = torch.tensor([[0.0], [-1.0]]), torch.tensor([1.0, -1.0])
     judged = number.task.judge(Known(), examples)
-    assert number.task.further(judged.accuracy, judged.loss) == pytest.approx(
+    assert number.task.derive_figures(judged.accuracy, judged.loss) == pytest.approx(
         {"mean absolute error": 45.0, "root mean squared error": (8100 / 2) ** 0.5}, rel=1e-5
     )
 

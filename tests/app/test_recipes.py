@@ -400,9 +400,9 @@ def test_pretrained_weights_are_refused_where_a_recipe_starts_from_none(tmp_path
         train_module.prepare(run_config({"recipe": "digits"}).change(pretrained="x"))
     pytest.importorskip("transformers")
     with pytest.raises(DatasetError, match="not a folder"):
-        find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path / "none"))
+        find_recipe("e2e-gpt2-lora").start_from(str(tmp_path / "none"))
     with pytest.raises(DatasetError, match="no GPT-2"):
-        find_recipe("e2e-gpt2-lora").starting_from(str(tmp_path))
+        find_recipe("e2e-gpt2-lora").start_from(str(tmp_path))
 
 
 def _small_gpt2(folder):

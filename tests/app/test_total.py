@@ -13,7 +13,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.report.total import describe_total, total_of_ledgers
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import call, read_card, refuse
@@ -44,7 +44,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path):
     assert card["budget"]["people"] == "writers" and card["budget"]["before"] == 0.0
     page, _, annex = (tmp_path / "a" / "privacy_card.md").read_text("utf-8").partition("# Annex")
     assert "| budget | writers: ε of all runs 0.0000 before this one and" in annex
-    total = f"ε = {rounded_up(card['budget']['after'], 4)}, δ = 1e-05 for all runs that the budget"
+    total = f"ε = {round_up(card['budget']['after'], 4)}, δ = 1e-05 for all runs that the budget"
     assert f"- **Total over several runs:** {total} of writers had counted." in page
     content = path.read_bytes()
     message = refuse(*RUN, "--budget", path, "--out", tmp_path / "b")

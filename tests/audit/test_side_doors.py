@@ -29,7 +29,7 @@ from torch import nn
 
 from dpkfc.app import prepare as app_prepare
 from dpkfc.app import train as recipe_train
-from dpkfc.app.metrics import not_private
+from dpkfc.app.metrics import list_unprotected
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.session import Session
@@ -249,7 +249,7 @@ def test_a_run_folder_differs_in_marked_columns_alone(neighbour, recipe_base, tm
 def test_every_private_figure_is_marked_where_it_is_made():
     from dpkfc.step_record import StepRecord
 
-    assert set(PRIVATE) <= set(not_private("test"))
+    assert set(PRIVATE) <= set(list_unprotected("test"))
     public = {"step", "release", "notes"}
     assert {f.name for f in dataclasses.fields(StepRecord)} == public | set(PRIVATE)
     for name in ("batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm"):
@@ -439,7 +439,7 @@ def refreshed_on_the_batch(patched):
         sums, norms = original(self, batch, loss)
         current = self._pipeline.preconditioning.current
         scaled = {
-            name: entry.scaled(float(1 + norms.mean())) for name, entry in current.metric.items()
+            name: entry.scale_by(float(1 + norms.mean())) for name, entry in current.metric.items()
         }
         object.__setattr__(current, "metric", scaled)
         return sums, norms

@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def _eigen(d, n, scale=1.0):
-    return eigen_of_rows(scale * torch.randn(n, d, dtype=F64)).scaled(1 / n)
+    return eigen_of_rows(scale * torch.randn(n, d, dtype=F64)).scale_by(1 / n)
 
 
 def _power(matrix, p):

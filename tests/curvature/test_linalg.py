@@ -96,7 +96,7 @@ def test_a_decomposition_that_never_succeeds_is_an_error(monkeypatch):
 def test_rows_give_the_covariance_of_any_scale(n, d, power):
     torch.manual_seed(n * 31 + d)
     rows = (randn(n, d) * 10.0**power).float()
-    eigen = eigen_of_rows(rows).scaled(1 / 3)
+    eigen = eigen_of_rows(rows).scale_by(1 / 3)
     assert eigen.values.numel() <= min(n, d) and eigen.dim == d
     assert (eigen.values >= 0).all() and (eigen.values.diff() <= 0).all()
     assert _orthonormal_error(eigen.vectors) < 1e-5
@@ -224,7 +224,7 @@ def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
     )
     assert (eigen.trace, eigen.mean, eigen.floor, eigen.rank) == (6.5, 1.3, 0.5, 2)
     assert torch.equal(
-        dense_matrix(eigen.scaled(2.0)),
+        dense_matrix(eigen.scale_by(2.0)),
         torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64)),
     )
     assert eigen.spectrum.tolist() == [3.0, 2.0, 0.5, 0.5, 0.5]

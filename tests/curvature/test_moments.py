@@ -29,7 +29,7 @@ BLOCKS = {
 def _moments(block, per):
     if per == "example":
         return squared_gradients(block)
-    return summed_gradients(block).squared(block.batch_size)
+    return summed_gradients(block).square(block.batch_size)
 
 
 @pytest.mark.parametrize("per", ["example", "batch"])

@@ -147,14 +147,14 @@ def test_an_average_keeps_first_directions_and_every_trace():
     """
     share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
     past = sums(old)
-    later = past.remembered(past.result()).decayed(share)
+    later = past.remember(past.result()).decay(share)
     later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
     assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
 
     old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
-    later = past.remembered(past.result()).decayed(share)
+    later = past.remember(past.result()).decay(share)
     later.merge(sums(new))
     assert later.row_count == 24 // 4 + 9 <= 24
     exact = (share * old.T @ old + new.T @ new) / (share * 17 + 9)
@@ -164,7 +164,7 @@ def test_an_average_keeps_first_directions_and_every_trace():
     kept = later.rows[0].T @ later.rows[0] / (share * 17 + 9)
     assert_close(vectors.T @ kept @ vectors, along, rtol=1e-9, atol=1e-11)
     # Nothing was remembered: its directions are not known.
-    assert sums(old).decayed(0.5).row_count == 0
+    assert sums(old).decay(0.5).row_count == 0
 
 
 def test_the_place_of_the_past_is_left_free():

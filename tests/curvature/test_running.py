@@ -55,7 +55,7 @@ def test_an_average_is_that_of_its_weights(counts, settings):
     for seed, n in enumerate(counts):
         new = sums_of(n, settings, seed)
         if running is not None:
-            past, new = running.decayed(share), new
+            past, new = running.decay(share), new
             past.merge(new)
             new = past
         running = new
@@ -74,11 +74,11 @@ def test_an_average_is_that_of_its_weights(counts, settings):
 
 def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
     past, new = sums_of(3, {"max_size": 4}), sums_of(2, {"max_size": 4}, 1)
-    later = past.decayed(0.9)
+    later = past.decay(0.9)
     later.merge(new)
     assert_close(matrix_of(later), matrix_of(new))
     # it became a diagonal, which costs nothing to keep
-    folded = sums_of(9, {"max_size": 4}).decayed(0.5)
+    folded = sums_of(9, {"max_size": 4}).decay(0.5)
     folded.merge(sums_of(9, {"max_size": 4}, 1))
     want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
     assert_close(matrix_of(folded), torch.diag(want))
@@ -113,10 +113,10 @@ def test_of_a_wide_side_the_first_pairs_are_kept_and_the_trace():
     assert factor.values.numel() == keep and factor.trace == pytest.approx(
         float(old.square().sum()) / 300
     )
-    kept = past.remembered(factor)
+    kept = past.remember(factor)
     assert kept.total is None and kept.row_count == keep
     assert_close(matrix_of(kept), dense_matrix(factor), rtol=1e-9, atol=1e-12)
-    later = kept.decayed(share)
+    later = kept.decay(share)
     one = FactorAccumulator(d, decays=True)
     one.add(new, 20)
     later.merge(one)

@@ -169,7 +169,7 @@ class _Tokenizer:
 
 
 def test_special_tokens_are_those_of_a_tokenizer():
-    probe = TokenNoise.of_tokenizer(_Tokenizer(), 8, zipf_exponent=1.0)
+    probe = TokenNoise.from_tokenizer(_Tokenizer(), 8, zipf_exponent=1.0)
     assert (probe.cls_id, probe.sep_id, probe.pad_id, probe.vocab_size, probe.segments) == (
         1,
         2,
@@ -179,7 +179,7 @@ def test_special_tokens_are_those_of_a_tokenizer():
     )
     # 99 lies outside the vocabulary
     assert probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0
-    plain = TokenNoise.of_tokenizer(_Tokenizer((), ()), 8, segments=0, pad_id=5)
+    plain = TokenNoise.from_tokenizer(_Tokenizer((), ()), 8, segments=0, pad_id=5)
     assert (plain.cls_id, plain.sep_id, plain.pad_id, plain.segments) == (None, None, 5, 0)
     with pytest.raises(ValueError, match="give cls_id and sep_id yourself"):
-        TokenNoise.of_tokenizer(_Tokenizer((1, 3)), 8)
+        TokenNoise.from_tokenizer(_Tokenizer((1, 3)), 8)

@@ -84,7 +84,7 @@ def central(data, loss, bound):
         Clip(C),
         loss_fn=loss,
         micro_batches=loaded,
-        one_record=loader.alone,
+        one_record=loader.load_one,
     )
     return flat(sums), norms
 

@@ -44,13 +44,13 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path):
             raise Stopped
 
     with pytest.raises(Stopped):
-        app().here(folder=tmp_path, on_round=stop)
+        app().run_here(folder=tmp_path, on_round=stop)
     seen = []
-    run = app().here(folder=tmp_path, on_round=lambda record, run: seen.append(record.round))
+    run = app().run_here(folder=tmp_path, on_round=lambda record, run: seen.append(record.round))
     assert seen == [2, 3] and len(verify(tmp_path / "ledger.jsonl").releases) == 4
     assert (tmp_path / "ledger.jsonl").exists() and run.server.ledger.count == 4
     with pytest.raises(BudgetExhausted, match="nothing was sent"):
-        app().here(folder=tmp_path)
+        app().run_here(folder=tmp_path)
     again = head()
     plan = plan_of(privacy=TrustedServer(), rounds=4)
     paths = {"ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}

@@ -255,6 +255,6 @@ def test_telemetry_is_off_before_flower_is_imported_unless_switched_on():
 def test_the_simulation_runs_the_same_rounds(tmp_path):
     pytest.importorskip("ray", reason="needs flwr[simulation]")
     run = simulate(APP, {"case": "shares", "noise": 0.0}, folder=tmp_path / "flower", processes=2)
-    here = APP.here({"case": "shares", "noise": 0.0}, folder=tmp_path / "here")
+    here = APP.run_here({"case": "shares", "noise": 0.0}, folder=tmp_path / "here")
     assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected
     assert torch.allclose(vector(run.server.parameters), vector(here.server.parameters), atol=1e-12)

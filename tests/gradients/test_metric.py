@@ -98,7 +98,7 @@ def test_the_inverse_and_a_factor_are_those_of_the_matrix(name):
     entry = ENTRIES[name]
     one = torch.eye(D_OUT * D_IN, dtype=F64)
     assert_close(explicit(entry.inverse()) @ explicit(entry), one, rtol=0, atol=1e-11)
-    assert_close(explicit(entry.scaled(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13)
+    assert_close(explicit(entry.scale_by(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13)
 
 
 def tensors_of(x):

@@ -57,7 +57,7 @@ def test_it_is_the_same_map(above, turned):
     close = {"rtol": 1e-10, "atol": 1e-12}
     assert_close(few.apply(g), whole.apply(g), **close)
     assert_close(few.inverse().apply(few.apply(g)), g, **close)
-    assert_close(few.scaled(3.0).apply(g), 3 * whole.apply(g), **close)
+    assert_close(few.scale_by(3.0).apply(g), 3 * whole.apply(g), **close)
     assert_close(few.variance(), whole.variance(), **close)
     assert_close(few.complete_basis().apply(g), whole.apply(g), **close)
     assert (
@@ -134,7 +134,7 @@ def test_norms_in_float32_are_upper_bounds_and_near(shape, cancels):
     if cancels and t > 1:
         a[:, 0], b[:, 0] = -1000 * a[:, 1], b[:, 1]
         a[:, 1] *= 1000
-    exact = metric.scaled(1.0)
+    exact = metric.scale_by(1.0)
     exact = Eigenbasis(
         exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest
     )

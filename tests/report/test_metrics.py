@@ -5,7 +5,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
-from dpkfc.app.metrics import Metrics, Row, not_private
+from dpkfc.app.metrics import Metrics, Row, list_unprotected
 
 
 def test_rows_come_back(tmp_path):
@@ -17,7 +17,7 @@ def test_rows_come_back(tmp_path):
     metrics.write(tmp_path / "metrics.parquet")
     again = Metrics.read(tmp_path / "metrics.parquet")
     assert again == metrics
-    assert [row.step for row in again.evaluated()] == [0]
+    assert [row.step for row in again.select_evaluated()] == [0]
 
 
 @pytest.mark.parametrize("measured_on", ["test", "validation"])
@@ -43,7 +43,7 @@ def test_every_column_says_whether_it_is_private(tmp_path, measured_on):
         "noisy_loss": False,
     }
     for field in schema:
-        assert field.metadata[b"note"].decode() == not_private(measured_on).get(field.name, "")
+        assert field.metadata[b"note"].decode() == list_unprotected(measured_on).get(field.name, "")
 
 
 def test_a_figure_that_is_not_finite_is_not_known_but_epsilon_stays():

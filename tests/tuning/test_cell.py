@@ -28,29 +28,30 @@ TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp", "probe_size"
 
 
 def test_the_hash_is_of_what_decides_the_result():
-    run = Run.of("digits", "dp-sgd", TINY)
-    assert run.hash == Run.of("digits", "dp-sgd", dict(reversed(TINY.items()))).hash
+    run = Run.make("digits", "dp-sgd", TINY)
+    assert run.hash == Run.make("digits", "dp-sgd", dict(reversed(TINY.items()))).hash
     assert (
-        run.hash == Run.of("digits", "dp-sgd", {**TINY, "threads": 4, "data_dir": "elsewhere"}).hash
+        run.hash
+        == Run.make("digits", "dp-sgd", {**TINY, "threads": 4, "data_dir": "elsewhere"}).hash
     )
     others = [
         dataclasses.replace(run, seed=1),
-        Run.of("digits", "dp-adam", TINY),
-        Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3}),
-        Run.of("digits", "dp-sgd", {**TINY, "validation_size": 100}, evaluate_on="validation"),
+        Run.make("digits", "dp-adam", TINY),
+        Run.make("digits", "dp-sgd", {**TINY, "lr": 0.3}),
+        Run.make("digits", "dp-sgd", {**TINY, "validation_size": 100}, evaluate_on="validation"),
     ]
     assert len({run.hash, *(other.hash for other in others)}) == 5
 
 
 def test_what_a_recipe_says_anyway_changes_no_hash():
     assert (
-        Run.of("digits", "dp-sgd").hash
-        == Run.of("digits", "dp-sgd", {"epsilon": 3.0, "lr": 0.15}).hash
+        Run.make("digits", "dp-sgd").hash
+        == Run.make("digits", "dp-sgd", {"epsilon": 3.0, "lr": 0.15}).hash
     )
 
 
 def test_a_setting_that_is_added_to_the_library_changes_no_hash():
-    assert "noise" not in Run.of("digits", "dp-sgd").identity()["settings"]
+    assert "noise" not in Run.make("digits", "dp-sgd").identity()["settings"]
 
 
 def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
@@ -63,7 +64,7 @@ def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
     }
 
     def hash_of(method, **more):
-        return Run.of("mnist-cnn", method, {**settings, **more}, evaluate_on="validation").hash
+        return Run.make("mnist-cnn", method, {**settings, **more}, evaluate_on="validation").hash
 
     # of a stored row, when 64 was the default
     assert hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"
@@ -80,24 +81,24 @@ def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
 
 
 def test_another_version_of_the_mechanism_is_another_hash(monkeypatch):
-    before = Run.of("digits", "dp-sgd").hash
+    before = Run.make("digits", "dp-sgd").hash
     monkeypatch.setattr(cells, "MECHANISM", cells.MECHANISM + 1)
-    assert Run.of("digits", "dp-sgd").hash != before
+    assert Run.make("digits", "dp-sgd").hash != before
 
 
 @pytest.mark.parametrize("name", ["seed", "out", "test_mode", "eval_on"])
 def test_settings_that_belong_to_the_study_are_refused(name):
     with pytest.raises(StudyError, match=name):
-        Run.of("digits", "dp-sgd", {name: 1})
+        Run.make("digits", "dp-sgd", {name: 1})
 
 
 def test_an_unknown_setting_is_named():
     with pytest.raises(ConfigError, match="learning_rate"):
-        _ = Run.of("digits", "dp-sgd", {"learning_rate": 1.0}).hash
+        _ = Run.make("digits", "dp-sgd", {"learning_rate": 1.0}).hash
 
 
 def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
-    run = Run.of("digits", "dp-kfc", TINY, seed=3)
+    run = Run.make("digits", "dp-kfc", TINY, seed=3)
     row = run_cell(run, Place(tmp_path))
     folder = tmp_path / "runs" / run.hash
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -114,12 +115,12 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
         and row["hardware"]["threads_a_run"] == 1
     )
     assert row["code"]["dpkfc"] and len(row["code"]["sources"]) == 12  # which sources made it
-    assert Run.of(**{**row["run"]}).hash == run.hash == row["hash"]
+    assert Run.make(**{**row["run"]}).hash == run.hash == row["hash"]
 
 
 @pytest.mark.slow
 def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_own(tmp_path):
-    run = Run.of(
+    run = Run.make(
         "digits",
         "dp-sgd",
         {**TINY, "evaluate_every": 1, "validation_size": 50},
@@ -160,7 +161,7 @@ def test_public_examples_that_are_half_written_are_made_again(tmp_path, caplog, 
 
 
 def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, monkeypatch):
-    run = Run.of("digits", "dp-sgd", TINY)
+    run = Run.make("digits", "dp-sgd", TINY)
 
     def full(*_):
         raise CheckpointError("No space left on device")
@@ -208,7 +209,7 @@ def test_public_texts_may_be_news_as_vectors_of_sentences(tmp_path):
 
 
 def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp_path):
-    run = Run.of("digits", "dp-kfc", {**TINY, "source": "public", "public_data": "@digits:20"})
+    run = Run.make("digits", "dp-kfc", {**TINY, "source": "public", "public_data": "@digits:20"})
     assert run.identity()["settings"]["public_data"] == "@digits:20"
 
 
@@ -220,11 +221,11 @@ def measure_figure(run, folder, **_):
 def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
     from dpkfc_papers.store import Store
 
-    plain = Run.of("digits", "dp-sgd", TINY)
-    figure = Run.of("digits", "dp-sgd", TINY, measure="json:dumps")
+    plain = Run.make("digits", "dp-sgd", TINY)
+    figure = Run.make("digits", "dp-sgd", TINY, measure="json:dumps")
     assert (
-        plain.measuring() is run_cell
-        and figure.measuring().__name__ == "dumps"
+        plain.find_measure() is run_cell
+        and figure.find_measure().__name__ == "dumps"
         and figure.hash != plain.hash
     )
     store = Store(tmp_path / "results.json")
@@ -232,4 +233,4 @@ def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
     assert Store(store.path).get(figure)["values"] == [1.0, 2.0] and store.get(plain) is None
     assert not list(store) and store.figures() == [measure_figure(figure, tmp_path)]
     with pytest.raises(StudyError, match="no function"):
-        Run.of("digits", "dp-sgd", measure="nowhere:nothing").measuring()
+        Run.make("digits", "dp-sgd", measure="nowhere:nothing").find_measure()

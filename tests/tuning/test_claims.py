@@ -57,7 +57,7 @@ def test_arms_are_read_from_the_results(tmp_path):
         imdb_row("dp-sgd", 0.1, epsilon=8.0),
     ]
     write_accuracy(tmp_path, "imdb", rows)
-    found = scores.measured(tmp_path)
+    found = scores.read_measured(tmp_path)
     assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
     lines = claims.table(found).splitlines()
     assert (
@@ -73,7 +73,7 @@ def test_a_grid_whose_points_have_all_run_stands_for_trials(monkeypatch, tmp_pat
 
     imdb = grids.GRIDS["imdb"]
     monkeypatch.setitem(grids.GRIDS, "imdb", Done(**vars(imdb)))
-    assert scores.measured(tmp_path)["IMDB, logistic regression"] == {
+    assert scores.read_measured(tmp_path)["IMDB, logistic regression"] == {
         "disk": pytest.approx([90.0, 92.0])
     }
 
@@ -88,13 +88,13 @@ def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(tmp_path):
         imdb_row("dp-kfc-oracle", 0.9),
     ]
     write_accuracy(tmp_path, "imdb", rows)
-    found = scores.measured(tmp_path)
+    found = scores.read_measured(tmp_path)
     assert set(found["IMDB, twenty trials"]) == {"dp-ngd", "dp-sgd"}
     assert set(found["IMDB, logistic regression"]) == {"dp-sgd"}
 
 
 def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_run():
-    found = scores.measured(scores.RESULTS)
+    found = scores.read_measured(scores.RESULTS)
     lines = claims.table(found).splitlines()
     for words in (
         "no worse than public data",
@@ -107,7 +107,7 @@ def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_
 
 
 def test_a_claim_that_was_chosen_on_tests_is_withdrawn():
-    found = scores.measured(scores.RESULTS)
+    found = scores.read_measured(scores.RESULTS)
     (line,) = [line for line in claims.table(found).splitlines() if "pink noise as its" in line]
     assert "**withdrawn**: dead leaves became the default when the tests of both were known" in line
     (line,) = [
@@ -161,5 +161,5 @@ def test_a_paper_has_its_claims_with_the_controls_beside_them():
         "| DP-FedSOFIM | its server step beats DP-FedGD, both tuned | **holds (1, 0, 0)** |"
         " also at a matched learning rate: no difference (0, 1, 0) |"
     ]
-    lines = claims.paper_table(scores.measured(scores.RESULTS)).splitlines()
+    lines = claims.paper_table(scores.read_measured(scores.RESULTS)).splitlines()
     assert 10 < len(lines) <= 40 and not any("this project" in line for line in lines)

@@ -58,7 +58,7 @@ def test_cifar_is_above_the_network_and_below_the_paper_that_tunes_all_layers(st
 def test_no_row_of_cifar_has_the_defaults_of_its_recipe():
     from dpkfc.app.tuning.runs import Run
 
-    recipe = Run.of("cifar10-cnn", "dp-kfc-natural", {})
+    recipe = Run.make("cifar10-cnn", "dp-kfc-natural", {})
     defaults = [recipe.default(name) for name in ("epsilon", "epochs")]
     assert defaults == [3.0, 30.0] and "No row has the recipe's defaults" in read_line(
         DETAILS / "cifar10.md"
@@ -151,7 +151,7 @@ def test_arms_that_won_where_their_search_begins_are_named():
     won = {arm: row["tag"]["params"] for (_, arm), row in best_trials(rows).items()}
     found = []
     for arm in arms("fashion-mnist-cnn"):
-        recipe = Run.of("fashion-mnist-cnn", arm.method, arm.settings)
+        recipe = Run.make("fashion-mnist-cnn", arm.method, arm.settings)
         if all(value == recipe.default(name) for name, value in won[arm.name].items()):
             pruned = sum(
                 row["tag"].get("pruned", False) for row in rows if row["tag"]["arm"] == arm.name

@@ -14,7 +14,7 @@ from dpkfc.curvature.eigen import eigen_of_rows, eigh
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc_papers.mean_field import ACTIVATIONS, Network, observed, predicted
+from dpkfc_papers.mean_field import ACTIVATIONS, Network, measure_network, predict_variances
 from dpkfc_papers.sensitivity import importance
 from dpkfc_papers.similarity import (
     AUTHORS,
@@ -22,7 +22,7 @@ from dpkfc_papers.similarity import (
     _products,
     inner_product,
     realised,
-    tracked,
+    track_factors,
 )
 from tests.curvature.toys import dense_matrix
 
@@ -66,7 +66,7 @@ class Doubled(Probe):
 
 def test_equal_undamped_factors_are_alike_in_all_that_is_measured():
     for name, factors in layer_factors(0).items():
-        for side, one in tracked(factors, factors, UNDAMPED, 64).items():
+        for side, one in track_factors(factors, factors, UNDAMPED, 64).items():
             assert (
                 one.cosine == pytest.approx(1, abs=1e-9)
                 and one.error < 1e-5
@@ -77,7 +77,7 @@ def test_equal_undamped_factors_are_alike_in_all_that_is_measured():
 def test_numbers_are_those_of_dense_matrices_and_of_their_kronecker_product():
     first, second = layer_factors(0)["0"], layer_factors(5, std=2.0)["0"]
     a, b = ({s: dense_matrix(f.sides[s]) for s in ("input", "output")} for f in (first, second))
-    found = tracked(first, second, UNDAMPED, 64)
+    found = track_factors(first, second, UNDAMPED, 64)
     pairs = {"A": (a["input"], b["input"]), "G": (a["output"], b["output"])}
     pairs["F"] = (torch.kron(a["input"], a["output"]), torch.kron(b["input"], b["output"]))
     for side, (x, y) in pairs.items():
@@ -92,8 +92,8 @@ def test_the_added_identity_makes_random_directions_look_alike():
     factors = layer_factors(0, probe_size=256)
     control = randomize_directions(factors, 3)
     for name, of in factors.items():
-        plain = tracked(of, control[name], UNDAMPED, 256)["G"]
-        shifted = tracked(of, control[name], AUTHORS, 256)["G"]
+        plain = track_factors(of, control[name], UNDAMPED, 256)["G"]
+        shifted = track_factors(of, control[name], AUTHORS, 256)["G"]
         assert plain.cosine < 0.97 and plain.error > 0.2, name
         assert shifted.cosine > 0.995 and shifted.error < 0.1, name
 
@@ -104,7 +104,7 @@ def test_the_authors_sums_are_those_of_a_mean_loss_and_an_added_identity():
         dense_matrix(f.sides["output"]) / 64**2 + 1e-5 * torch.eye(10, dtype=torch.float64)
         for f in (first, second)
     )
-    found = tracked(first, second, AUTHORS, 64)["G"]
+    found = track_factors(first, second, AUTHORS, 64)["G"]
     assert found.cosine == pytest.approx(float((x * y).sum() / x.norm() / y.norm()), rel=1e-9)
     assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-5)
 
@@ -149,8 +149,8 @@ def test_wide_networks_have_the_variances_and_traces_of_theory(activation):
     network = Network(
         activation=activation, width=768, depth=4, inputs=256, outputs=32, weight_variance=1.5
     )
-    theory = predicted(network)
-    many = [observed(network, examples=64, seed=seed) for seed in range(3)]
+    theory = predict_variances(network)
+    many = [measure_network(network, examples=64, seed=seed) for seed in range(3)]
     for what in ("forwards", "backwards", "traces"):
         measured = torch.tensor([getattr(one, what) for one in many]).mean(0)
         assert measured.tolist() == pytest.approx(getattr(theory, what), rel=0.15), what
@@ -158,7 +158,9 @@ def test_wide_networks_have_the_variances_and_traces_of_theory(activation):
 
 def test_theory_of_relu_is_known_in_closed_form():
     shape = {"width": 50, "depth": 3, "inputs": 20, "outputs": 5}
-    theory = predicted(Network(activation="relu", weight_variance=2.0, bias_variance=0.0, **shape))
+    theory = predict_variances(
+        Network(activation="relu", weight_variance=2.0, bias_variance=0.0, **shape)
+    )
     assert theory.forwards == pytest.approx([2.0, 2.0, 2.0], rel=1e-5)
     assert theory.backwards == pytest.approx([1 / 25 / 10, 1 / 25 / 10, 1 / 25], rel=1e-3)
     assert theory.traces == pytest.approx([50 / 250 * 21, 50 / 250 * 51, 5 / 25 * 51], rel=1e-3)

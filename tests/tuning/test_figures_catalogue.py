@@ -29,11 +29,11 @@ def measured_course(tmp_path_factory):
             "SMOKE",
             measurements.Sizes(probe=32, lanczos_examples=4, lanczos_steps=4, starts=1),
         )
-        row = run.measuring()(run, Place(folder))
+        row = run.find_measure()(run, Place(folder))
     (theory,) = FIGURES["kfc-mean-field"].runs(True)
     with Store(folder / "results.json") as store:
         store.put(run, row)
-        store.put(theory, theory.measuring()(theory, Place(folder)))
+        store.put(theory, theory.find_measure()(theory, Place(folder)))
     return folder, row, reproduce_figures([*COURSES, "kfc-mean-field"], folder, small=True)
 
 

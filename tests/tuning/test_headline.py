@@ -41,7 +41,7 @@ def test_a_cell_is_the_mean_over_its_seeds(tmp_path):
 
 def test_the_picture_leaves_single_seeds_out(tmp_path):
     pytest.importorskip("matplotlib")
-    found = headline._enough(study_cells("mnist-cnn", write_rows(tmp_path)))
+    found = headline._select_tested(study_cells("mnist-cnn", write_rows(tmp_path)))
     assert {arm: sorted(of) for arm, of in found.items()} == {"dp-sgd": [1.0], "dp-kfc-a": [1.0]}
     headline.picture(tmp_path / "picture.png", tmp_path)
     assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -72,8 +72,8 @@ def test_a_run_that_fails_leaves_a_row_without_an_accuracy(study, tmp_path, monk
         raise ValueError("the output contains NaN")
 
     monkeypatch.setattr(runs, "run_cell", fail)
-    run = Run.of("digits", "dp-sgd", measure=study.UNTIL_FAILURE)
-    row = run.measuring()(run, tmp_path)
+    run = Run.make("digits", "dp-sgd", measure=study.UNTIL_FAILURE)
+    row = run.find_measure()(run, tmp_path)
     store = Store(tmp_path / "rows.json")
     store.put(run, row)
     assert Store(store.path).get(run) == {

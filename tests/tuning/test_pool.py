@@ -21,7 +21,7 @@ from dpkfc.app.tuning.study_progress import StudyProgress, Task
 from dpkfc.app.tuning.worker import Outcome, run_one
 from dpkfc.checkpoint import CheckpointError
 
-RUNS = [Run.of("digits", "dp-sgd", seed=seed) for seed in range(4)]
+RUNS = [Run.make("digits", "dp-sgd", seed=seed) for seed in range(4)]
 DONE = Outcome("done", {"accuracy": 0.5})
 NOWHERE = Place(Path("nowhere"))
 
@@ -43,10 +43,10 @@ class Wanted:
                 return Task(run, judge=self.judge)
         return None
 
-    def done(self, task, row, ended):
+    def take_row(self, task, row, ended):
         self.rows.append((row, ended))
 
-    def failed(self, task, reason, *, lost):
+    def take_failure(self, task, reason, *, lost):
         (self.lost if lost else self.failures).append(reason)
 
 
@@ -90,8 +90,8 @@ def test_real_workers_train_and_a_judge_ends_a_cell_in_them(tmp_path):
     pytest.importorskip("sklearn")
     tiny = {"steps": 2, "expected_batch_size": 16, "accountant": "rdp", "evaluate_every": 1}
     runs = [
-        Run.of("digits", "dp-sgd", {**tiny, "validation_size": 50}, evaluate_on="validation"),
-        Run.of("digits", "dp-sgd", {**tiny, "warmup_steps": 99}),
+        Run.make("digits", "dp-sgd", {**tiny, "validation_size": 50}, evaluate_on="validation"),
+        Run.make("digits", "dp-sgd", {**tiny, "warmup_steps": 99}),
     ]
     source = Wanted(runs, judge=is_first)
     drive(source, Place(tmp_path), workers=1)
@@ -107,7 +107,7 @@ def is_first(number, accuracy):
 @pytest.mark.slow
 def test_a_real_worker_is_stopped_in_time(tmp_path):
     pytest.importorskip("sklearn")
-    long = Run.of(
+    long = Run.make(
         "digits", "dp-sgd", {"steps": 500_000, "expected_batch_size": 16, "accountant": "rdp"}
     )
     source = Wanted([long])
@@ -145,11 +145,11 @@ def test_sigterm_is_ctrl_c(answers):
     before = signal.getsignal(signal.SIGTERM)
     source = Wanted()
 
-    def done(task, row, ended):
+    def take_row(task, row, ended):
         source.rows.append((row, ended))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    source.done = done
+    source.take_row = take_row
     with pytest.raises(KeyboardInterrupt):
         drive(source, NOWHERE)
     assert len(source.rows) == 1 and signal.getsignal(signal.SIGTERM) == before
@@ -203,7 +203,7 @@ def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(monkeypatc
     def cell(*_):
         raise error
 
-    monkeypatch.setattr(Run, "measuring", lambda self: cell)
+    monkeypatch.setattr(Run, "find_measure", lambda self: cell)
     assert run_one(RUNS[0], NOWHERE, None).kind == kind
 
 
@@ -215,7 +215,7 @@ def test_a_cell_ends_by_a_signal_when_the_time_is_up(monkeypatch):
         assert heard.wait(60)
         return {}
 
-    monkeypatch.setattr(Run, "measuring", lambda self: cell)
+    monkeypatch.setattr(Run, "find_measure", lambda self: cell)
     try:
         assert run_one(RUNS[0], NOWHERE, None, time.monotonic() + 0.01).kind == "done"
     finally:

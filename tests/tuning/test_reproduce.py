@@ -153,12 +153,12 @@ def test_a_printed_number_without_a_deviation_takes_ours():
 def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
     one = cell(tuned="dp-sgd")
     tuned = Store(tmp_path / "tuned.json")
-    trial = Run.of(
+    trial = Run.make(
         "digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation"
     )
     tag = {"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}
     tuned.put(trial, row_of(trial, 0.8, tag=tag))
-    worse = Run.of(
+    worse = Run.make(
         "digits", "dp-sgd", {**TINY, "lr": 0.4, "validation_size": 50}, evaluate_on="validation"
     )
     tuned.put(worse, row_of(worse, 0.9, tag={**tag, "params": {"lr": 0.4}, "pruned": True}))
@@ -181,7 +181,7 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
 
     def tune_cell(accuracy, lr, **settings):
         store = Store(tmp_path / f"{len(stores)}.json")
-        trial = Run.of(
+        trial = Run.make(
             "digits",
             "dp-sgd",
             {**TINY, "lr": lr, "validation_size": 50, **settings},
@@ -213,7 +213,7 @@ def test_trials_with_another_rank_are_of_another_protocol(tmp_path):
     store = Store(tmp_path / "tuned.json")
     for lr, accuracy, rank in ((0.3, 0.8, 64), (0.4, 0.9, 32)):
         chosen = {**TINY, "lr": lr, "validation_size": 50}
-        made = Run.of("digits", "dp-kfc", {**chosen, "max_rank": rank}, evaluate_on="validation")
+        made = Run.make("digits", "dp-kfc", {**chosen, "max_rank": rank}, evaluate_on="validation")
         tag = {"arm": "dp-kfc", "params": {"lr": lr}, "pruned": False}
         store.put(made, row_of(made, accuracy, tag=tag))
     assert Tuning([store]).settings(one) == {"lr": 0.3}
@@ -242,7 +242,7 @@ def test_runs_of_the_accuracy_study_are_those_of_the_table(name):
             key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()
         }
         epsilon = one.settings["epsilon"]
-        study = Run.of(
+        study = Run.make(
             "mnist-cnn",
             arm.method,
             {**PROTOCOL, **arm.settings, **params, "epsilon": epsilon},
@@ -265,7 +265,7 @@ def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
     def answer(source, place, **_):
         while (task := source.next(lambda run: True)) is not None:
             seen.append((task.run.method, task.run.seed))
-            source.done(task, row_of(task.run, 0.9), False)
+            source.take_row(task, row_of(task.run, 0.9), False)
 
     monkeypatch.setattr(reproduce, "drive", answer)
     for _ in range(2):

@@ -203,7 +203,7 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     for _ in range(12):
         run_trial(search, 0.5)
     bounds = arm_of("digits", "dp-sgd").space["lr"]
-    settings = [dict(Run.of(**row["run"]).settings) for row in search.rows().values()]
+    settings = [dict(Run.make(**row["run"]).settings) for row in search.rows().values()]
     products = [one["lr"] * one["max_grad_norm"] for one in settings]
     assert all(bounds.low * 0.999 < product < bounds.high * 1.001 for product in products)
     rates = [one["lr"] for one in settings]

@@ -64,7 +64,7 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
 
     def answer(source, place, **_):
         while (task := source.next(lambda run: True)) is not None:
-            source.done(task, row_of(task.run, 0.4321), False)
+            source.take_row(task, row_of(task.run, 0.4321), False)
 
     monkeypatch.setattr(tables, "drive", answer)
     with pytest.raises(SystemExit) as ended:

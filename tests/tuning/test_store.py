@@ -12,7 +12,7 @@ from dpkfc_papers.figures import COURSE, MEAN_FIELD
 from dpkfc_papers.store import Store, best_trials, winners_tests
 from tests.tuning.rows import row_of
 
-RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
+RUN, OTHER = Run.make("digits", "dp-sgd"), Run.make("digits", "dp-sgd", seed=1)
 
 
 def test_a_row_comes_back(tmp_path):
@@ -63,7 +63,7 @@ FIGURES = {
     "measure, name", [(measure, name) for measure, held in FIGURES.items() for name in held]
 )
 def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
-    run = Run.of("digits", "dp-kfc", measure=measure)
+    run = Run.make("digits", "dp-kfc", measure=measure)
     held = {"run": run.describe(), "hash": run.hash, **FIGURES[measure]}
     for row, whole in ((held, True), ({k: v for k, v in held.items() if k != name}, False)):
         Store(tmp_path / "results.json").put(run, row)

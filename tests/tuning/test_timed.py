@@ -12,12 +12,12 @@ from dpkfc_papers.tables import (
     RULE,
     SHIPPED,
     Tuning,
+    find_timing,
     load,
     markdown,
     outcomes,
     read_speed,
     reproduce,
-    timed,
 )
 
 ENTRY = {
@@ -57,7 +57,7 @@ def test_what_was_measured_stands_beside_the_paper(tmp_path):
 )
 def test_files_of_all_ages_are_read(paired, refreshes, ratio):
     entry = {**ENTRY, "paired": {"dp_kfc / dp_sgd": paired}, "refreshes": refreshes}
-    found = timed("mnist-cnn: dp_kfc / dp_sgd", {"models": {"mnist-cnn": entry}})
+    found = find_timing("mnist-cnn: dp_kfc / dp_sgd", {"models": {"mnist-cnn": entry}})
     assert found.ratio == pytest.approx(ratio)
     assert ("curvature every" in found.where) is bool(refreshes)
 
@@ -72,7 +72,7 @@ def test_what_was_not_measured_is_not_run(tmp_path):
 
 
 def test_the_ratio_that_is_shipped_is_told():
-    found = timed("mnist-cnn: dp_kfc / dp_sgd", read_speed(None))
+    found = find_timing("mnist-cnn: dp_kfc / dp_sgd", read_speed(None))
     assert (
         SHIPPED.is_file()
         and found is not None

@@ -21,9 +21,9 @@ from dpkfc.app.tuning.arms import CONTROLS, Choice, arm_of, arms_for
 from dpkfc.app.tuning.cost import StudyLedgers, bound_selection, cost_of, draw, trial_law
 from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc.app.tuning.tune import TuneSettings, reported
+from dpkfc.app.tuning.tune import TuneSettings, report_at_end
 from dpkfc.app.tuning.tuned import Tuned
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy
 from dpkfc_papers.store import Store
@@ -42,7 +42,7 @@ def answer(source, place=None, *, most=10_000, **_):
         seen.append(task)
         value = score(task.run)
         judge = task.judge or (lambda *_: True)
-        source.done(task, row_of(task.run), not all(judge(n, value) for n in (1, 2, 3)))
+        source.take_row(task, row_of(task.run), not all(judge(n, value) for n in (1, 2, 3)))
     return seen
 
 
@@ -97,7 +97,7 @@ def test_every_method_has_a_space_that_its_recipe_takes():
         drawn = {
             key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()
         }
-        Run.of(
+        Run.make(
             "mnist-cnn", name, {"public_data": "x.safetensors", **arm.settings, **drawn}
         ).config()
 
@@ -169,7 +169,7 @@ def test_trials_go_in_rounds_of_five_and_a_call_goes_on_where_another_stopped(
     assert tuned.complete and [arm.trials for arm in tuned.arms] == [6, 6]
     rows = list(Store(tmp_path / "results.json"))
     assert {row["hash"] for row in rows} == {task.run.hash for task in seen}
-    run = Run.of(**rows[0]["run"])
+    run = Run.make(**rows[0]["run"])
     assert run.evaluate_on == "validation" and dict(run.settings)["validation_size"] == 143
 
 
@@ -177,9 +177,9 @@ def test_a_full_disk_is_told_and_not_the_report_that_does_not_fit_either():
     def report():
         raise RunFolderError("tune.json cannot be written")
 
-    with pytest.raises(StudyError, match="the first"), reported(report):
+    with pytest.raises(StudyError, match="the first"), report_at_end(report):
         raise StudyError("the first")
-    with pytest.raises(RunFolderError), reported(report):
+    with pytest.raises(RunFolderError), report_at_end(report):
         pass
 
 
@@ -187,10 +187,10 @@ JOINS = """
 import sys, time
 from pathlib import Path
 from dpkfc.app.tuning import tune
-from tests.tuning.test_tune import answered, settings
+from tests.tuning.test_tune import answer, settings
 
 def slowly(source, place, **_):
-    while answered(source, most=1):
+    while answer(source, most=1):
         time.sleep(0.05)
     print(source.searches[0].member.name)
 
@@ -230,7 +230,7 @@ def test_a_process_takes_the_trials_of_one_that_has_died_and_of_no_other(tmp_pat
         again = living.next(lambda run: True)
         assert again.run == lost.run and living.next(lambda run: True) is None
         for task in [*theirs, again]:
-            living.done(task, row_of(task.run), False)
+            living.take_row(task, row_of(task.run), False)
         assert living.is_over and living.searches[0].counts()["full"] == 4
 
 
@@ -339,7 +339,7 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     assert cost.epsilon_with_tuning == pytest.approx(alone)
     assert cost.epsilon_with_training == pytest.approx(accountant.get_epsilon(1e-5))
     for epsilon in (alone, accountant.get_epsilon(1e-5)):
-        assert f"ε = {rounded_up(epsilon)}" in cost.statement
+        assert f"ε = {round_up(epsilon)}" in cost.statement
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
@@ -414,7 +414,7 @@ def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they
     assert "dp-kfc-random" not in arms
     own, twin = arms["dp-kfc-natural"], arms["dp-kfc-natural-random"]
     assert twin.control and twin.space == own.space and twin.method == own.method
-    described = [Run.of("mnist-cnn", arm.method, arm.settings).config() for arm in (own, twin)]
+    described = [Run.make("mnist-cnn", arm.method, arm.settings).config() for arm in (own, twin)]
     assert described[1].change(control="none") == described[0]
     assert [described[1].values[name] for name in ("control", "sides", "readout")] == [
         "random",

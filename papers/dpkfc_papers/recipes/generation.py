@@ -348,7 +348,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _token_noise(tokenizer: Any, length: int, config: RunConfig) -> TokenNoise:
-    return TokenNoise.of_tokenizer(
+    return TokenNoise.from_tokenizer(
         tokenizer,
         length,
         bare=True,

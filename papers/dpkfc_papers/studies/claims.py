@@ -78,7 +78,7 @@ class Claim:
                 continue
             for value in below:
                 other = at_one.get((data, replace(arm, **{self.part: value})))
-                pair = _equally_searched(row, other)
+                pair = _pair_searches(row, other)
                 if pair is not None:
                     known[f"{row.title} ({arm.label})"] = compare_means(*pair)
         return known
@@ -89,7 +89,7 @@ def _freeze(values: Sequence[Any]) -> list[Any]:
     return [tuple(value) if isinstance(value, list) else value for value in values]
 
 
-def _equally_searched(row: Row, other: Row | None) -> tuple[Sequence[float], ...] | None:
+def _pair_searches(row: Row, other: Row | None) -> tuple[Sequence[float], ...] | None:
     """Return tests of two cells whose searches tried the same epochs; None without such a pair."""
     if other is None:
         return None
@@ -154,7 +154,7 @@ def judge(cast: Sequence[str]) -> str:
     return "does not hold" if reverse else "no difference"
 
 
-def known(found: Accuracies, rows: Sequence[Row]) -> Iterator[tuple[str, Claim, Differences]]:
+def list_known(found: Accuracies, rows: Sequence[Row]) -> Iterator[tuple[str, Claim, Differences]]:
     """Yield claims with something to compare: whose they are, the claim, its differences."""
     paper = ""
     for claim in CLAIMS:
@@ -166,7 +166,7 @@ def known(found: Accuracies, rows: Sequence[Row]) -> Iterator[tuple[str, Claim, 
 def table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
     """Claim, differences in points with their 95 % intervals, verdict."""
     lines = []
-    for paper, claim, differences in known(found, rows):
+    for paper, claim, differences in list_known(found, rows):
         cells = "<br>".join(
             f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in differences.items()
         )
@@ -181,7 +181,7 @@ def table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
 def verdict_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
     """Claim, on how many data sets it held, and the verdict."""
     lines = []
-    for paper, claim, differences in known(found, rows):
+    for paper, claim, differences in list_known(found, rows):
         cast = votes(differences)
         counts = [str(cast.count(name)) for name in SAID]
         said = "withdrawn" if claim.withdrawn else judge(cast)
@@ -197,7 +197,7 @@ def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
     """
     lines: list[list[str]] = []
     controls: list[list[str]] = []
-    for paper, claim, differences in known(found, rows):
+    for paper, claim, differences in list_known(found, rows):
         if paper == "this project":
             continue
         cast = votes(differences)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.datasets.examples import ExampleSet
-from dpkfc.app.models import mnist_cnn, seeded
+from dpkfc.app.models import build_seeded, mnist_cnn
 from dpkfc.app.recipes.images import MNIST_CNN
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.app.run_config import RunConfig
@@ -61,7 +61,7 @@ def execute(
         expected_batch_size=BATCH, epochs=EPOCHS, max_grad_norm=CLIP, noise=noise
     )
     plan = config.calibrate(epsilon, DELTA, len(train[0]))
-    model = seeded(mnist_cnn, seed)
+    model = build_seeded(mnist_cnn, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     with Session(plan, model, optimizer, train) as session:
         for batch in session.batches():

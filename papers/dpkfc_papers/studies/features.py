@@ -148,7 +148,7 @@ class EncoderTail(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[B, classes]` of what the blocks before return."""
-        rows = self.scaled(functional.relu(self.norm(self.blocks(x.float())))).flatten(1)
+        rows = self.scale_by(functional.relu(self.norm(self.blocks(x.float())))).flatten(1)
         logits: Tensor = self.head(rows * math.sqrt(ENERGY / rows.shape[1]))
         return logits
 
@@ -272,7 +272,7 @@ class Features:
         features = self.build(map_).to(self._device)
         found = []
         for chunk in self.images(part).split(250):
-            x = scaled(chunk.to(self._device))
+            x = scale_pixels(chunk.to(self._device))
             if map_.startswith("tuned"):
                 x = x.expand(-1, 3, -1, -1)
             y = features(x)
@@ -296,7 +296,7 @@ class Features:
         Features of a head are `[n, d]` in half precision, and every map has equal energy.
         """
         if arm.kind == "network":
-            return scaled(self.images(part)).to(self._device)
+            return scale_pixels(self.images(part)).to(self._device)
         if arm.kind == "tuned":
             return self.raw(arm.maps[0], part).to(self._device)
         parts = []
@@ -323,7 +323,7 @@ class Features:
 Source = Features | Words | Sentences
 
 
-def scaled(images: Tensor) -> Tensor:
+def scale_pixels(images: Tensor) -> Tensor:
     """Return images as numbers from -1 to 1."""
     return images if images.is_floating_point() else images.float() / 127.5 - 1
 

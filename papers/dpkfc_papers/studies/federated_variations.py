@@ -180,7 +180,7 @@ def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     """Train, and return the record of the run as plain values."""
     from torch import nn
 
-    from dpkfc.app.models import seeded
+    from dpkfc.app.models import build_seeded
     from dpkfc.app.recipes.objective import cross_entropy
     from dpkfc.federated.partition import iid, parts
     from dpkfc.federated.simulation import federate
@@ -190,7 +190,7 @@ def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     plan = _plan(run, len(y))
     result = federate(
         plan,
-        seeded(lambda: nn.Linear(x.shape[1], 10), run.seed),
+        build_seeded(lambda: nn.Linear(x.shape[1], 10), run.seed),
         cross_entropy,
         parts((x, y), iid(len(y), CLIENTS, run.seed)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),
@@ -269,7 +269,7 @@ def _accuracies(store: Any, runs: list[Any]) -> list[float]:
     return [100 * row["accuracy"] for run in runs if (row := store.get(run))]
 
 
-def swept(store: Any, rule: str) -> dict[float, list[float]]:
+def read_sweep(store: Any, rule: str) -> dict[float, list[float]]:
     """Return test accuracies in percent by learning rate."""
     return {
         eta: _accuracies(store, [sweep_run(rule, eta, seed) for seed in SEEDS]) for eta in SWEPT
@@ -277,7 +277,7 @@ def swept(store: Any, rule: str) -> dict[float, list[float]]:
 
 
 def _rate_table(store: Any) -> str:
-    found = {rule: swept(store, rule) for rule in RULES}
+    found = {rule: read_sweep(store, rule) for rule in RULES}
     rows = [[label, *map(interval, found[rule].values())] for rule, label in RULES.items()]
     gains = [compare_means(found["sofim"][eta], found["fedgd"][eta]) for eta in SWEPT]
     rows.append(["difference", *(f"{gain:+.2f} ± {error:.2f}" for gain, error in gains)])
@@ -323,7 +323,7 @@ def table() -> str:
     """Return the tables, and the picture of the rates; "" before anything was run."""
 
     store = Store(PATH)
-    if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
+    if not all(read_sweep(store, rule)[SWEPT[-1]] for rule in RULES):
         return ""
     picture = f"![Accuracy over the learning rate](../img/{PICTURE})"
     clients = (
@@ -342,11 +342,11 @@ def draw(folder: Path) -> None:
     """Draw test accuracy over the learning rate, if it was measured."""
 
     store = Store(PATH)
-    if not all(swept(store, rule)[SWEPT[-1]] for rule in RULES):
+    if not all(read_sweep(store, rule)[SWEPT[-1]] for rule in RULES):
         return
     figure, ((panel,),) = sheet(height=3.2)
     for rule, label in RULES.items():
-        found = swept(store, rule)
+        found = read_sweep(store, rule)
         draw_means(
             panel, list(found), list(found.values()), label=label, color=COLOURS[rule], marker="o"
         )

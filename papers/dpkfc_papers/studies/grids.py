@@ -38,7 +38,7 @@ class Grid:
         from dpkfc.app.tuning.runs import Run
 
         settings = {**self.common, **point, **({} if test else {"validation_size": 5000})}
-        return Run.of(
+        return Run.make(
             self.recipe,
             self.arms[arm][0],
             settings,

@@ -125,7 +125,7 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
     def add(
         title: str, found: Mapping[str, Any], date: str | None, load: float | None = None
     ) -> None:
-        where = _described(found, date, commit)
+        where = _describe(found, date, commit)
         rows.setdefault(where, []).append(title)
         if (load or 0.0) > max(found.get("threads", math.inf), found.get("cores", 0)) + _OWN:
             loads[where] = max(loads.get(where, 0.0), load or 0.0)
@@ -159,11 +159,11 @@ def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     days: dict[str, str] = {}
     machines: dict[str, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["date"]):
-        name = _described(row["hardware"], None, False)
+        name = _describe(row["hardware"], None, False)
         machines[name] = row["hardware"]
         days[name] = row["date"]
     order = sorted(days, key=lambda name: days[name])
-    return "*" + "; ".join(_described(machines[name], days[name], True) for name in order) + ".*"
+    return "*" + "; ".join(_describe(machines[name], days[name], True) for name in order) + ".*"
 
 
 def _short(titles: Sequence[str]) -> list[str]:
@@ -175,7 +175,7 @@ def _short(titles: Sequence[str]) -> list[str]:
     ]
 
 
-def _described(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
+def _describe(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
     threads = found.get("threads", found.get("threads_a_run"))
     parts = [
         found.get("card"),

@@ -19,7 +19,7 @@ from dpkfc_papers.studies.harness import (
     sheet,
 )
 from dpkfc_papers.studies.scores import TITLES as TASKS
-from dpkfc_papers.studies.scores import Cells, grid_cells, measured, study_cells
+from dpkfc_papers.studies.scores import Cells, grid_cells, read_measured, study_cells
 
 TITLES = {"mnist-cnn": "MNIST", "fashion-mnist-cnn": "Fashion-MNIST"}
 FEWEST = 2  # seeds below which a cell stands in no picture
@@ -97,7 +97,9 @@ def _format_accuracy(values: Sequence[float]) -> str:
 
 def picture(path: Path, folder: Path = RESULTS) -> None:
     """Accuracy against ε with 95 % intervals, a panel a data set."""
-    shown = {recipe: found for recipe in TITLES if (found := _enough(study_cells(recipe, folder)))}
+    shown = {
+        recipe: found for recipe in TITLES if (found := _select_tested(study_cells(recipe, folder)))
+    }
     figure, panels = sheet(len(shown), 1, height=2.9 * len(shown) + 0.6)
     for panel, (recipe, found) in zip(panels[:, 0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
@@ -122,7 +124,7 @@ def picture(path: Path, folder: Path = RESULTS) -> None:
     finish(figure, path, 2)
 
 
-def _enough(found: Cells) -> Cells:
+def _select_tested(found: Cells) -> Cells:
     """The cells with several seeds, of arms that have as many of them as any: the others are not
     tested yet.
     """
@@ -142,7 +144,7 @@ CHOICES = ("dp-sgd", "dp-adam", "dp-kfc-a", "dp-kfc-natural", "adadps", "dp-ngd"
 
 def choice_table() -> str:
     """Return a task a line and a method a column, with mean and 95 % interval."""
-    found = dict(measured())
+    found = dict(read_measured())
     for recipe in ("mnist-cnn", "fashion-mnist-cnn"):
         found[TASKS[recipe]] = {arm: of[1.0] for arm, of in study_cells(recipe).items()}
     cifar = "CIFAR-10, CNN"

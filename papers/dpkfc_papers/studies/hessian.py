@@ -105,7 +105,7 @@ def measure(data_dir: str) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in MODELS:
-            run = Run.of(name, "dp-kfc", TRAINING[name])
+            run = Run.make(name, "dp-kfc", TRAINING[name])
             prepared = prepare(run.config(threads=1, data_dir=data_dir))
             sources = find_sources(prepared, Place(Path(folder), data_dir))
             sources.pop(AGAIN)
@@ -127,7 +127,7 @@ def measure(data_dir: str) -> dict[str, Any]:
     return {"hardware": hardware(1), "date": now(), "examples": EXAMPLES, "rows": rows}
 
 
-def _grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+def _group(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         found.setdefault((row["model"], row["steps"]), {})[row["source"]] = row
@@ -139,7 +139,7 @@ def table(results: Mapping[str, Any]) -> str:
     names = {"public": "Fashion-MNIST", "oracle": "private (NOT PRIVATE)"}
     rows = []
     ratios = []
-    for (model, steps), sources in _grouped(results["rows"]).items():
+    for (model, steps), sources in _group(results["rows"]).items():
         cells = []
         for source in COLOURS:
             row = sources[source]
@@ -160,7 +160,7 @@ def draw(folder: Path) -> None:
     results = read_json(PATH)
     if not results:
         return
-    found = _grouped(results["rows"])
+    found = _group(results["rows"])
     names = {"public": "Fashion-MNIST", "oracle": "private examples (NOT PRIVATE)"}
     figure, panels = sheet(2, 2, height=5)
     for panel, ((model, steps), sources) in zip(panels.flat, found.items(), strict=True):

@@ -107,7 +107,7 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **found, "steps": plan.steps, "seconds": round(seconds, 2), "notes": notes}
 
 
-def chosen_for(method: str, rate: float, sgd_rate: float) -> dict[str, Any]:
+def choose_settings(method: str, rate: float, sgd_rate: float) -> dict[str, Any]:
     """The settings of one trial; λ_safe of DP-NGD comes from the tuned DP-SGD, as Eq. 16 says."""
     chosen = {"method": method, "lr": rate, **MORE.get(method, {})}
     if method == "dp-ngd":
@@ -210,7 +210,7 @@ def main() -> None:
         for method in ["dp-sgd", *[name for name in options.only if name != "dp-sgd"]]:
             rates = rates_of(method)
             trials = [
-                settings_of(chosen_for(method, r, sgd_rate or 1.0), TUNING_SEED, "validation")
+                settings_of(choose_settings(method, r, sgd_rate or 1.0), TUNING_SEED, "validation")
                 for r in rates
             ]
             tuned = all_of(trials)

@@ -116,7 +116,7 @@ def point_run(method: str, point: tuple[float, float]) -> Any:
         "max_grad_norm": point[1],
         "validation_size": 5000,
     }
-    return Run.of(RECIPE, one.name, settings, seed=TUNED_WITH, evaluate_on="validation")
+    return Run.make(RECIPE, one.name, settings, seed=TUNED_WITH, evaluate_on="validation")
 
 
 def best_point(store: Any, method: str) -> tuple[float, float] | None:
@@ -147,7 +147,7 @@ def test_run(
         **(varied or {}),
     }
     kept = {name: value for name, value in settings.items() if value != ""}
-    return Run.of(RECIPE, one.name, kept, seed=seed, measure=measure)
+    return Run.make(RECIPE, one.name, kept, seed=seed, measure=measure)
 
 
 def stages(store: Any) -> Iterator[list[Any]]:
@@ -223,7 +223,7 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
 
     def execute_one(run: Any) -> dict[str, Any]:
         started = time.process_time()
-        row = run.measuring()(run, study_place(folder, data_dir))
+        row = run.find_measure()(run, study_place(folder, data_dir))
         return {**row, "cpu_seconds": round(time.process_time() - started, 1)}
 
     make_missing(PATH, stages, execute_one, 60 * minutes)

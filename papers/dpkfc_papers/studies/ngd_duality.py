@@ -21,7 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    figures,
+    figures_parser,
+    hardware,
+    markdown,
+    now,
+)
 from dpkfc_papers.studies.layer_gradients import (
     FrozenWeights,
     Gradients,
@@ -198,11 +205,11 @@ def table(results: Mapping[str, Any]) -> str:
             ratios = [one[key] / one["formula"] for one in of["single"]]
             # An example that is fitted has a gradient of almost nothing, and a ratio of rounding.
             low, middle, high = statistics.quantiles(ratios, n=4)
-            cells.append(f"{_two(middle)} ({_two(low)} … {_two(high)})")
+            cells.append(f"{_round_to_two(middle)} ({_round_to_two(low)} … {_round_to_two(high)})")
         within = sum(one["private"] <= bound for one in of["single"])
         cells.append(f"{within} of {len(of['single'])}")
         for part in ("signal", "noise", "both"):
-            cells.append(_two(of["whole"][part]["private"] / bound))
+            cells.append(_round_to_two(of["whole"][part]["private"] / bound))
         rows.append([step, *cells])
     head = [
         "after steps",
@@ -219,7 +226,7 @@ def table(results: Mapping[str, Any]) -> str:
     return markdown(head, rows)
 
 
-def _two(value: float) -> str:
+def _round_to_two(value: float) -> str:
     """Return a number to two digits, without an exponent where it is large."""
     return f"{float(f'{value:.2g}'):g}"
 

@@ -56,7 +56,7 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Return the cells of Tables 4 (ε = 2) and 6 and of Figure 4 beside their baselines."""
-    printed = _printed("dp-ngd-4")
+    printed = _read_printed("dp-ngd-4")
     whitened = printed["Whitened-Space Clipping (Ours)", "ε = 2"]
     found = []
     for row, method in (("Pre-conditioning", "before"), ("Post-conditioning", "after")):
@@ -64,7 +64,7 @@ def cells() -> list[Cell]:
         label = study.METHODS[method].label
         found.append(Cell("Table 4, ε = 2", label, number, whitened, method))
     groups = {"Tcur": study.EVERY, "p": study.POWERS, "T1": study.WARM}
-    sensitivity = _printed("dp-ngd-6")
+    sensitivity = _read_printed("dp-ngd-6")
     baseline = sensitivity["Tcur = 1, 4, 8, 16, 32", "value 3"]
     for (row, column), number in sensitivity.items():
         name, _, values = row.partition(" = ")
@@ -73,7 +73,7 @@ def cells() -> list[Cell]:
         if value in groups[name]:
             label = f"{name} = {value:g}"
             found.append(Cell("Table 6", label, number, baseline, "whitened", groups[name][value]))
-    floors = _printed("dp-ngd-fig4")
+    floors = _read_printed("dp-ngd-fig4")
     label = "floor fixed at λ_safe"
     found.append(
         Cell(
@@ -88,7 +88,7 @@ def cells() -> list[Cell]:
     return found
 
 
-def _printed(name: str) -> dict[tuple[str, str], float]:
+def _read_printed(name: str) -> dict[tuple[str, str], float]:
     from dpkfc_papers.tables import load
 
     return {(cell.row, cell.column): cell.published.mean for cell in load(name).cells}

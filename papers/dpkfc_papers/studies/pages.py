@@ -41,16 +41,16 @@ SPEED = ROOT / "benchmarks" / "results" / "speed.json"
 VERDICTS = ("reproduced", "better", "not reproduced", "no verdict", "not run")
 
 
-def missing(command: str) -> str:
+def name_missing(command: str) -> str:
     return f"*Not measured in this checkout yet; `{command}` writes it.*"
 
 
-def measured(name: str) -> str:
+def fill_table(name: str) -> str:
     """The table of a study with one file of results, and where it was measured."""
     study = import_module(f"dpkfc_papers.studies.{name}")
     results = read_json(study.PATH)
     if not results:
-        return missing(f"python -m dpkfc_papers.studies.{name}")
+        return name_missing(f"python -m dpkfc_papers.studies.{name}")
     return study.table(results) + "\n\n" + machine(results)
 
 
@@ -59,7 +59,7 @@ def run_by_run(name: str) -> str:
     study = import_module(f"dpkfc_papers.studies.{name}")
     text = study.table()
     if not text:
-        return missing(f"python -m dpkfc_papers.studies.{name}")
+        return name_missing(f"python -m dpkfc_papers.studies.{name}")
     rows = read_json(study.PATH)["rows"].values()
     return f"{text}\n\n{machine_of_rows(list(rows))}"
 
@@ -78,7 +78,7 @@ def accuracy_study(recipe: str) -> str:
     rows = [row for store in studies() for row in store if row["run"]["recipe"] == recipe]
     rows = [row for row in rows if "tag" in row]
     if not rows:
-        return missing("python -m dpkfc_papers.studies.accuracy_study")
+        return name_missing("python -m dpkfc_papers.studies.accuracy_study")
     more = {
         arm: scores.grid_cells(name)[arm]
         for (of_recipe, arm), name in scores.MORE_SEEDS.items()
@@ -97,35 +97,35 @@ def grid(name: str) -> str:
     store = Store(grids.RESULTS / f"{of}.json")
     rows = list(store)
     if not rows:
-        return missing(f"python -m dpkfc_papers.studies.grids --grid {of}")
+        return name_missing(f"python -m dpkfc_papers.studies.grids --grid {of}")
     made = grids.table if of == name else grids.every_point
     return made(of, store) + "\n\n" + machine_of_rows(rows)
 
 
 def claim_table(make: Callable[[scores.Accuracies, Sequence[features_table.Row]], str]) -> str:
     """Claims beside what was measured."""
-    return make(scores.measured(), features_table.read_rows())
+    return make(scores.read_measured(), features_table.read_rows())
 
 
 def dp_ngd(part: str) -> str:
     """The variations of the DP-NGD paper on a small CNN, by the parts of their page."""
     command = "ngd_duality" if part == "duality" else "ngd_ablation"
-    return ngd_pages.page(part) or missing(f"python -m dpkfc_papers.studies.{command}")
+    return ngd_pages.page(part) or name_missing(f"python -m dpkfc_papers.studies.{command}")
 
 
 def disk_figures() -> str:
     """Figures 1, 2 and 8 of the DiSK paper on the CNN of MNIST."""
-    return disk_pages.page() or missing("python -m dpkfc_papers.studies.grids --grid disk")
+    return disk_pages.page() or name_missing("python -m dpkfc_papers.studies.grids --grid disk")
 
 
 def task(name: str) -> str:
     """A few methods of a task, with 95 % intervals and what papers print."""
-    return task_pages.task_page(name) or missing("python -m dpkfc_papers.studies.features")
+    return task_pages.task_page(name) or name_missing("python -m dpkfc_papers.studies.features")
 
 
 def conditions() -> str:
     """How far from white the two factors of each network are."""
-    return figure_tables.condition_table() or missing("dpkfc reproduce kfc-theorem-5.4")
+    return figure_tables.condition_table() or name_missing("dpkfc reproduce kfc-theorem-5.4")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def methods(page: str = "") -> str:
 
     results = read_json(study.PATH)
     if not results:
-        return missing("python -m dpkfc_papers.studies.methods")
+        return name_missing("python -m dpkfc_papers.studies.methods")
     only = tuple(
         name
         for name, method in METHODS.items()
@@ -234,7 +234,7 @@ def federated_accuracy(part: str) -> str:
     store = Store(ROOT / FEDERATED)
     rows = list(store)
     if not rows:
-        return missing(f"dpkfc reproduce dp-fedsofim --results {FEDERATED}")
+        return name_missing(f"dpkfc reproduce dp-fedsofim --results {FEDERATED}")
     kind, _, task = part.partition("-")
     if kind == "gains":
         return federated_tables.second_order(STUDY, store, task)
@@ -248,7 +248,7 @@ def features(part: str = "") -> str:
     files = {"": features_table.MEASURED, "controls": features_table.CONTROLS}
     made = {"matrix": features_table.matrix, "sentences": features_table.sentence_table}
     found = made[part]() if part in made else features_table.table(files[part])
-    return found or missing("python -m dpkfc_papers.studies.features")
+    return found or name_missing("python -m dpkfc_papers.studies.features")
 
 
 def language(part: str) -> str:
@@ -257,7 +257,7 @@ def language(part: str) -> str:
 
     name = "--validate" if part == "validation" else f"--task {part}"
     made = study.validation_table() if part == "validation" else study.table(part)
-    return made or missing(f"python -m dpkfc_papers.studies.language {name}")
+    return made or name_missing(f"python -m dpkfc_papers.studies.language {name}")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -273,12 +273,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "features": features,
     "conditions": conditions,
     "disk-figures": disk_figures,
-    "probe-whitening": partial(measured, "probe_whitening"),
-    "which-side": partial(measured, "which_side"),
-    "own-data": partial(measured, "own_data"),
-    "sklearn": partial(measured, "sklearn_estimators"),
-    "convergence": partial(measured, "convergence"),
-    "hessian": partial(measured, "hessian"),
+    "probe-whitening": partial(fill_table, "probe_whitening"),
+    "which-side": partial(fill_table, "which_side"),
+    "own-data": partial(fill_table, "own_data"),
+    "sklearn": partial(fill_table, "sklearn_estimators"),
+    "convergence": partial(fill_table, "convergence"),
+    "hessian": partial(fill_table, "hessian"),
     "federated-ablation": partial(run_by_run, "federated_ablation"),
     "federated-variations": partial(run_by_run, "federated_variations"),
     "generation": partial(run_by_run, "generation"),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import KFAC, AdamBC, DiSK, Plan, PrivacyConfig, PublicData, Session
-from dpkfc.app.models import seeded
+from dpkfc.app.models import build_seeded
 from dpkfc_papers.studies.harness import markdown
 from dpkfc_papers.studies.language import DELTA
 from dpkfc_papers.studies.rows import RowFile, Stopwatch, median_gradient_norm, seeds_cell
@@ -142,7 +142,7 @@ class Comparison:
         """Train from the initial weights of a seed, and return the row of the results."""
         watch = Stopwatch()
         method = self.methods[name]
-        model = seeded(self.model, seed)
+        model = build_seeded(self.model, seed)
         clip = self.find_clip(model)
         plan = self.make_plan(method, epsilon, len(rows[0]), clip)
         if method.adam:

@@ -76,7 +76,7 @@ def grid_cells(name: str, folder: Path = RESULTS) -> Cells:
     return found
 
 
-def measured(folder: Path = RESULTS) -> Accuracies:
+def read_measured(folder: Path = RESULTS) -> Accuracies:
     """Return all that two arms were compared in at ε = 1.
 
     Where a grid holds an arm, whose every point ran to its end, its tests stand for the tests of

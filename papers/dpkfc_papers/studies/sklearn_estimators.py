@@ -122,7 +122,11 @@ def score(table: Table, make: Callable[[int], BaseEstimator]) -> dict[str, Any]:
 
 def measure(_: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    results: dict[str, Any] = {"hardware": hardware(1), "date": now(), "load": load_average()}
+    results: dict[str, Any] = {
+        "hardware": hardware(1),
+        "date": now(),
+        "load": load_average(),
+    }
     results["command"] = "python -m dpkfc_papers.studies.sklearn_estimators"
     results["tables"] = []
     for table in tables():

@@ -302,7 +302,7 @@ FEDERATED = {
 
 def federated_table() -> str:
     """Return federated methods at ε = 1 and a task a column; "" without results."""
-    found = scores.measured()
+    found = scores.read_measured()
     places = [place for place in scores.FEDERATED.values() if found.get(place)]
     rows = []
     for arm, label in FEDERATED.items():

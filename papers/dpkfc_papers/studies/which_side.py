@@ -26,7 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from dpkfc_papers.studies.harness import RESULTS, figures, figures_parser, hardware, markdown, now
+from dpkfc_papers.studies.harness import (
+    RESULTS,
+    figures,
+    figures_parser,
+    hardware,
+    markdown,
+    now,
+)
 from dpkfc_papers.studies.layer_gradients import (
     FrozenWeights,
     Gradients,

@@ -34,7 +34,7 @@ from dpkfc.federated.privacy_models import SecureAggregation
 from dpkfc.federated.rounds import RoundRecord
 from dpkfc.federated.runs import SimulatedRun
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")
@@ -116,7 +116,7 @@ class FederatedDemo:
                 _PLACES[run.engine],
                 LABELS[run.method],
                 accuracy,
-                rounded_up(run.epsilon),
+                round_up(run.epsilon),
                 str(run.survivors),
                 str(run.dropped),
                 str(run.rejected),
@@ -313,7 +313,7 @@ def federated_demo(
 def _choose_engine(name: str) -> Callable[..., SimulatedRun]:
     """Return the function that runs `APP` on an engine."""
     if name == HERE:
-        return APP.here
+        return APP.run_here
     if name != FLOWER:
         raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
     from dpkfc.federated.flower import check_installed, simulate
@@ -338,7 +338,7 @@ def _run(
         def show_round(record: RoundRecord, run: SimulatedRun) -> None:
             _, epsilon, score = run.history[-1]
             progress.update(
-                task, advance=1, epsilon=rounded_up(epsilon), accuracy=f"test {100 * score:.1f} %"
+                task, advance=1, epsilon=round_up(epsilon), accuracy=f"test {100 * score:.1f} %"
             )
 
         run = start(settings, folder=folder, on_round=show_round)

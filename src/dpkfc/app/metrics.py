@@ -74,7 +74,7 @@ _BYTES_OF_ROW = 1024
 _TYPES = {"step": pa.int64(), "batch_size": pa.int64()}
 
 
-def not_private(measured_on: str) -> dict[str, str]:
+def list_unprotected(measured_on: str) -> dict[str, str]:
     """Return the columns of the metrics that ε does not protect, with the reason."""
     reason = _HELD_OUT if measured_on == "validation" else _OUTSIDE
     return {**_NOTES, "accuracy": reason, "loss": reason}
@@ -112,7 +112,7 @@ class Metrics:
             self.rows.pop()
         self.rows.append(Row(**known))
 
-    def evaluated(self) -> list[Row]:
+    def select_evaluated(self) -> list[Row]:
         """Return the rows at which accuracy was measured."""
         return [row for row in self.rows if row.accuracy is not None]
 
@@ -148,7 +148,7 @@ class Metrics:
         write_atomically(path, write, private=True)
 
     def _schema(self) -> pa.Schema:
-        notes = not_private(self.measured_on)
+        notes = list_unprotected(self.measured_on)
         columns = []
         for column in fields(Row):
             name = column.name

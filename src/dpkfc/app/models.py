@@ -47,7 +47,7 @@ def two_convolutions(
 # Initialisation by a public seed, which leaves the global generator as it was.
 
 
-def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a model whose initial weights are a function of `seed` alone.
 
     Torch initialises layers from its global generator, which is seeded for the construction and

@@ -34,11 +34,11 @@ def apply_style(draw: Callable[_P, Item]) -> Callable[_P, Item]:
     """Let a function draw in the style of all pictures, and leave the global style as it is."""
 
     @functools.wraps(draw)
-    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Item:
+    def draw_styled(*args: _P.args, **kwargs: _P.kwargs) -> Item:
         with rc_context(_RC):
             return draw(*args, **kwargs)
 
-    return styled
+    return draw_styled
 
 
 def make_figure(

@@ -58,7 +58,7 @@ def prepare(
         check_logger(run.log)
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    recipe = (recipe or recipe_of(config)).starting_from(config.model.pretrained)
+    recipe = (recipe or recipe_of(config)).start_from(config.model.pretrained)
     if config.data.bounds and not recipe.private_bounds:
         raise ConfigError(
             "bounds = 'private' is for numbers of a table whose bounds the schema leaves out,"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.models import seeded
+from dpkfc.app.models import build_seeded
 from dpkfc.app.public_data import read_labelled
 from dpkfc.app.recipes.objective import evaluate
 from dpkfc.app.run_config import RunConfig
@@ -94,6 +94,6 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
         return model
 
     # Dropout draws from the public seed.
-    seeded(train, config.run.seed)
+    build_seeded(train, config.run.seed)
     optimizer.zero_grad()
     return evaluate(model, (inputs, labels), 500).accuracy

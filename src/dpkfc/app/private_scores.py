@@ -125,7 +125,7 @@ def _score(
     most = 1.0 if name in ("accuracy", "AUROC", "R²") else math.inf
     least = -math.inf if name == "R²" else 0.0
 
-    def inside(number: float) -> float:
+    def clamp(number: float) -> float:
         return min(most, max(least, number))
 
     value = float(values[name][0])
@@ -139,4 +139,4 @@ def _score(
     if name.startswith("calibration"):
         # Noise adds to it, in a draw as in the release.
         low, high = 2 * value - high, 2 * value - low
-    return Score(name=name, value=inside(value), low=inside(low), high=inside(high), guess=guess)
+    return Score(name=name, value=clamp(value), low=clamp(low), high=clamp(high), guess=guess)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 
 _SMOOTHING = 0.1
 _SECONDS_A_LINE = 10.0
@@ -75,7 +75,7 @@ class TrainingProgress:
         self._progress.update(
             self._task,
             advance=1,
-            epsilon=rounded_up(epsilon),
+            epsilon=round_up(epsilon),
             clipped=f"{100 * clipped_fraction:3.0f} %",
             speed=f"{self._speed:,.0f}",
         )
@@ -85,7 +85,7 @@ class TrainingProgress:
             pace = (now - self._begun) / (self._done - self._first)
             left = timedelta(seconds=round(pace * (self._total - self._done)))
             self._lines.print(
-                f"step {self._done:,} of {self._total:,}, ε ≤ {rounded_up(epsilon)}, {left} left",
+                f"step {self._done:,} of {self._total:,}, ε ≤ {round_up(epsilon)}, {left} left",
                 markup=False,
                 highlight=False,
             )

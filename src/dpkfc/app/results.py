@@ -20,7 +20,7 @@ from dpkfc.app.count_forms import CountForm
 from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
-from dpkfc.app.metrics import Metrics, Row, not_private
+from dpkfc.app.metrics import Metrics, Row, list_unprotected
 from dpkfc.app.picture_data import Curve, LayerSignal, LayerSpectra, RunFigures, spectrum_points
 from dpkfc.app.private_scores import PURPOSE, count_rows, judge, noisy_scores
 from dpkfc.app.recipes.objective import finite
@@ -37,7 +37,7 @@ from dpkfc.preconditioning import refresh_microbatch_size
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp
 from dpkfc.report.card_files import write_weights_and_card
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.session import Session
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _facts(
         assumed_public=_list_public(prepared),
         chosen_by=describe_choice(config),
         not_private={**_list_unprotected(prepared), **session.unprotected_figures},
-        results=_results(prepared, metrics.evaluated()[-1], scores),
+        results=_results(prepared, metrics.select_evaluated()[-1], scores),
         seeds=seeds,
         refreshes=metrics.refreshes,
         settings={
@@ -281,7 +281,7 @@ def _list_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
 
 def _list_unprotected(prepared: Prepared) -> dict[str, str]:
     """Return the figures that ε does not protect, with the reason."""
-    columns = not_private(prepared.config.run.eval_on)
+    columns = list_unprotected(prepared.config.run.eval_on)
     figures = {f"metrics.parquet: {name}": why for name, why in columns.items()}
     if prepared.config.data.data:
         figures["metrics.parquet: digest of the data"] = "computed from private examples"
@@ -301,7 +301,7 @@ _RELEASED = (": accuracy", ": loss")
 def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
     """Return accuracy and ε of a run for plots, with ε of a few dozen steps."""
     plan = prepared.plan
-    evaluated = [row for row in metrics.evaluated() if finite(row.accuracy) is not None]
+    evaluated = [row for row in metrics.select_evaluated() if finite(row.accuracy) is not None]
     done = metrics.rows[-1].step
     fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
     epsilon = {}
@@ -318,7 +318,7 @@ def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
         epsilon=list(epsilon.values()),
         target_epsilon=plan.target_epsilon,
         caption=(
-            f"ε = {rounded_up(plan.epsilon(done))}, δ = {plan.delta:g}, "
+            f"ε = {round_up(plan.epsilon(done))}, δ = {plan.delta:g}, "
             f"one example {'added or removed' if added else 'replaced'}; {done:,} steps of "
             f"{plan.expected_batch_size:,} expected examples, σ = {plan.noise_multiplier:.3g}"
         ),

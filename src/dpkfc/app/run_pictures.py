@@ -39,7 +39,7 @@ from dpkfc.app.picture_style import (
     apply_style,
     make_figure,
 )
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
@@ -80,7 +80,7 @@ def history(curve: Curve) -> Figure:
     bottom.plot(steps, epsilon, color=SPENT)
     if len(epsilon):
         bottom.fill_between(steps, epsilon, color=SPENT, alpha=0.1, linewidth=0)
-        _label_end(bottom, steps[-1], epsilon[-1], rounded_up(epsilon[-1]), SPENT)
+        _label_end(bottom, steps[-1], epsilon[-1], round_up(epsilon[-1]), SPENT)
     bottom.set_ylim(bottom=0)
     if curve.target_epsilon is not None:
         bottom.axhline(curve.target_epsilon, color=MUTED, linewidth=1, linestyle=_DASHES)

@@ -48,7 +48,7 @@ from dpkfc.gradients.model_checks import check_finite
 from dpkfc.integrations.loggers import make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.session import Session
 
 if TYPE_CHECKING:
@@ -422,8 +422,8 @@ def _judge_canaries(canaries: PlantedCanaries, plan: Plan, metrics: Metrics) -> 
 
 def _announce_receipt(receipt: Receipt, console: Console) -> None:
     text = (
-        f"budget of {receipt.people}: ε of all runs {rounded_up(receipt.before)} before this one,"
-        f" {rounded_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
+        f"budget of {receipt.people}: ε of all runs {round_up(receipt.before)} before this one,"
+        f" {round_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
     )
     console.print(text, markup=False, highlight=False)
 
@@ -437,7 +437,7 @@ def _make_result(
     scores: Scores | None,
 ) -> Result:
     """Return the result of a run that has ended, with the figures of its last evaluation."""
-    last = metrics.evaluated()[-1]
+    last = metrics.select_evaluated()[-1]
     task = prepared.recipe.task
     return Result(
         folder=folder.path,
@@ -452,7 +452,7 @@ def _make_result(
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
-        errors=task.further(last.accuracy, last.loss),
+        errors=task.derive_figures(last.accuracy, last.loss),
         releases=session.ledger.count,
         figures=prepared.data.figures,
         scores=scores,

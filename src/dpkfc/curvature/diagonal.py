@@ -201,7 +201,7 @@ class AdaDPS(ProbePreconditioner):
             if microbatch.rows.stop % whole == 0:
                 for name in list(pending):
                     try:
-                        _add(moments, name, pending.pop(name).squared(whole))
+                        _add(moments, name, pending.pop(name).square(whole))
                     except ValueError as error:
                         raise ValueError(f"layer '{name}': {error}") from error
             last = scale_microbatch(microbatch, spec)

@@ -98,7 +98,7 @@ class Eigen(FactorForm):
         others = self.values.new_full((missing,), self.floor)
         return torch.cat([self.values, others])
 
-    def scaled(self, factor: float) -> Eigen:
+    def scale_by(self, factor: float) -> Eigen:
         """Return the matrix times a factor that is not negative."""
         return replace(self, values=self.values * factor, rest=self.rest * factor)
 
@@ -180,7 +180,7 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
     unit = matrix / scale
     trace = float(unit.diagonal().double().sum())
     pairs = _iterate(lambda x: unit @ x, matrix.shape[0], trace, keep, start, matrix)
-    return pairs.scaled(scale)
+    return pairs.scale_by(scale)
 
 
 def _iterate(
@@ -288,12 +288,12 @@ def eigen_of_rows(rows: Tensor, keep: int | None = None, start: Tensor | None = 
         own = rows / scale
         trace = float(own.double().square().sum())
         pairs = _iterate(lambda x: own.T @ (own @ x), d, trace, keep, start, rows)
-        return pairs.scaled(factor)
+        return pairs.scale_by(factor)
     unit = rows.double() / scale
     if n >= d:
         covariance = gram(unit)
         covariance = covariance.to(rows.dtype)
-        return eigen_of_covariance(covariance, keep, start).scaled(factor)
+        return eigen_of_covariance(covariance, keep, start).scale_by(factor)
     products = gram(unit.T)
     pairs = eigen_of_covariance(products, keep)
     least = _RELATIVE_RANK * pairs.values[0]
@@ -302,7 +302,7 @@ def eigen_of_rows(rows: Tensor, keep: int | None = None, start: Tensor | None = 
     vectors = vectors / vector_norm(vectors, dim=0)
     vectors = _orthonormalize(vectors)
     pairs = Eigen(vectors.to(rows.dtype), pairs.values[kept], pairs.rest)
-    return pairs.scaled(factor)
+    return pairs.scale_by(factor)
 
 
 def eigen_of_covariance(

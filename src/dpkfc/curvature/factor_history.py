@@ -31,7 +31,7 @@ History = Mapping[str, Mapping[str, FactorAccumulator]]
 
 def keep_history(layer: LayerAccumulator, factors: LayerFactors) -> dict[str, FactorAccumulator]:
     """Return the sums of a layer by side, of a wide side as the first eigenpairs."""
-    return {side: sums.remembered(factors.sides[side]) for side, sums in layer.sides.items()}
+    return {side: sums.remember(factors.sides[side]) for side, sums in layer.sides.items()}
 
 
 def measure_drift(

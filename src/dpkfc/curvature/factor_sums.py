@@ -221,7 +221,7 @@ class FactorAccumulator:
             rows = float(min(self.dim, self.row_count * parts))
         return rows**3 + rows**2 * self.dim
 
-    def decayed(self, share: float, shared: FactorCache | None = None) -> FactorAccumulator:
+    def decay(self, share: float, shared: FactorCache | None = None) -> FactorAccumulator:
         """Return a copy in which everything added so far counts `share` of its weight.
 
         A side too wide for a matrix keeps nothing but the rows of `remembered`, and these with
@@ -240,7 +240,7 @@ class FactorAccumulator:
             total=None if self.total is None else share * self.total,
         )
 
-    def remembered(self, factor: Factor) -> FactorAccumulator:
+    def remember(self, factor: Factor) -> FactorAccumulator:
         """Return what the next refresh needs of a sum whose `result` is `factor`.
 
         That is the sum itself where all its pairs are known, and else the pairs as one row each,
@@ -251,7 +251,7 @@ class FactorAccumulator:
         keep = factor.values.numel()
         if self.most_rows is not None:
             keep = min(keep, max(1, self.max_size // _PAST))
-        pairs = factor.first(keep).scaled(self.count)
+        pairs = factor.first(keep).scale_by(self.count)
         lengths = pairs.values.sqrt().to(pairs.vectors)
         # Files keep no memory order, and products of another order differ in their last bits.
         rows = (lengths.unsqueeze(1) * pairs.vectors.T).contiguous()
@@ -304,7 +304,7 @@ class FactorAccumulator:
         if self.total is None:
             rows = torch.cat(self.rows)
             pairs = self._recall("eigen", rows, keep, lambda: eigen_of_rows(rows, keep, start))
-            pairs = pairs.scaled(1.0 / self.count)
+            pairs = pairs.scale_by(1.0 / self.count)
             return replace(pairs, rest=pairs.rest + rest)
         total = self.total
         factor = self.scale**2 / self.count
@@ -312,7 +312,7 @@ class FactorAccumulator:
             pairs = self._recall(
                 "eigen", total, keep, lambda: eigen_of_covariance(total, keep, start)
             )
-            pairs = pairs.scaled(factor)
+            pairs = pairs.scale_by(factor)
             return replace(pairs, rest=pairs.rest + rest)
         if self.shape == "diagonal":
             return DiagonalFactor(total * factor)

@@ -29,7 +29,7 @@ class DiagonalFactor(FactorForm):
         """Sum of the entries."""
         return float(self.values.sum())
 
-    def scaled(self, factor: float) -> DiagonalFactor:
+    def scale_by(self, factor: float) -> DiagonalFactor:
         """Return the factor times a number that is not negative."""
         return DiagonalFactor(self.values * factor)
 
@@ -63,7 +63,7 @@ class IsotropicFactor:
         """The one distinct eigenvalue."""
         return self.values
 
-    def scaled(self, factor: float) -> IsotropicFactor:
+    def scale_by(self, factor: float) -> IsotropicFactor:
         """Return the factor times a number that is not negative."""
         return IsotropicFactor(self.dim, self.mean * factor)
 

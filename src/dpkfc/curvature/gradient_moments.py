@@ -46,7 +46,7 @@ class Sums:
         values = {role: x + other.values[role] for role, x in self.values.items()}
         return replace(self, values=values, count=self.count + other.count)
 
-    def squared(self, size: int) -> Moments:
+    def square(self, size: int) -> Moments:
         """Return the moments of one mini-batch: the square of its mean gradient.
 
         Args:

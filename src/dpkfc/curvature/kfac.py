@@ -418,7 +418,7 @@ class KFAC(ProbePreconditioner):
     def _prepare(self, factors: Factors) -> Factors:
         """Return the factors to damp: scaled, none empty, and randomised for the control."""
         if self.scale in ("trace", "balanced"):
-            factors = {name: layer.normalised() for name, layer in factors.items()}
+            factors = {name: layer.normalise() for name, layer in factors.items()}
         if self.damping_mode == "relative":
             factors = fill_empty_sides(factors)
         if self.control == "random":

@@ -81,12 +81,12 @@ class LayerFactors:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
         return "elementwise" if self.kind == "elementwise" else side
 
-    def normalised(self) -> LayerFactors:
+    def normalise(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides = dict(self.sides)
         for name, factor in self.sides.items():
             if not is_empty(factor):
-                sides[name] = factor.scaled(1 / factor.mean)
+                sides[name] = factor.scale_by(1 / factor.mean)
         return replace(self, sides=sides)
 
 
@@ -354,7 +354,7 @@ class LayerAccumulator:
         for name, side in self.sides.items():
             if name in past:
                 cache = _cache_of(name, self._shared)
-                total.sides[name] = past[name].decayed(share, cache)
+                total.sides[name] = past[name].decay(share, cache)
                 total.sides[name].merge(side)
         return total
 

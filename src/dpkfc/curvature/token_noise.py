@@ -249,7 +249,7 @@ class TokenNoise(ComparedByDescription):
         return own | settings
 
     @classmethod
-    def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
+    def from_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
         """Return token noise with the special tokens of a Hugging Face tokenizer.
 
         Args:

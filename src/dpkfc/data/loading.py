@@ -149,7 +149,7 @@ class MicroBatches:
         """Return a record before it is collated, whose types and shapes public rows copy."""
         return self._rows[index]
 
-    def alone(self, index: int) -> Any:
+    def load_one(self, index: int) -> Any:
         """Return a batch of one record."""
         return self.batch(np.array([index]))
 

@@ -64,7 +64,7 @@ def reshard(model: nn.Module) -> None:
 
 
 @contextmanager
-def resharded(model: nn.Module, work: AbstractContextManager[None]) -> Iterator[None]:
+def run_resharded(model: nn.Module, work: AbstractContextManager[None]) -> Iterator[None]:
     """Run a context that writes parameters, each time into parts that FSDP2 gathers anew."""
     reshard(model)
     try:
@@ -179,7 +179,7 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
 
 
 @contextmanager
-def gathered(layer: Layer) -> Iterator[None]:
+def gather_layer(layer: Layer) -> Iterator[None]:
     """Gather the parameters of a layer whose module runs again after the pass.
 
     This is an exchange if the parameters are sharded.

@@ -69,7 +69,7 @@ class Draw:
         device = self.generator.device
         return torch.randn(size, generator=self.generator, device=device)
 
-    def between(self, low: float | Tensor, high: float | Tensor) -> Tensor:
+    def draw_between(self, low: float | Tensor, high: float | Tensor) -> Tensor:
         """Return numbers in [low, high), `[n, 1, 1, 1]`."""
         width = high - low
         return low + width * self.uniform()
@@ -106,13 +106,13 @@ def _draw_leaves(side: int, draw: Draw) -> Tensor:
     # Images differ in how many leaves they have and how large these are.
     fullness = draw.uniform().square()
     wanted = 5 + _LEAVES * fullness
-    steepness = draw.between(1.5, 3.5)
+    steepness = draw.draw_between(1.5, 3.5)
     power = 1 - steepness
     inverse = 1 / power
     low = _SMALLEST**power
     high = _LARGEST**power
     for leaf in range(_LEAVES):
-        radius = draw.between(low, high) ** inverse
+        radius = draw.draw_between(low, high) ** inverse
         place = draw.uniform(2)
         x, y = place * 1.4 - 0.2
         angle = draw.angle()
@@ -185,7 +185,7 @@ def _draw_noise(side: int, draw: Draw) -> Tensor:
     white = torch.einsum("ncd,ndhw->nchw", mix, white)
     across = torch.fft.fftfreq(side, device=device)
     down = across.unsqueeze(1)
-    angle = draw.between(0, math.pi)
+    angle = draw.draw_between(0, math.pi)
     log_stretch = 0.6 * draw.normal()
     stretch = log_stretch.exp()
     u, v = _turn(across, down, angle)
@@ -195,7 +195,7 @@ def _draw_noise(side: int, draw: Draw) -> Tensor:
     lowest = 1 / side
     frequency = squared.sqrt()
     frequency = frequency.clamp_min(lowest)
-    exponent = draw.between(0.5, 2.0)
+    exponent = draw.draw_between(0.5, 2.0)
     damping = frequency**exponent
     spectrum = torch.fft.fft2(white)
     spectrum /= damping

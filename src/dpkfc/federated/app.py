@@ -2,7 +2,7 @@
 
 It is written as functions of public settings. Every process makes its own plan and model from the
 settings, and the contract (`party.contract_of`) is compared before the first round. The same app
-runs inside one process (`App.here`), in an engine's simulation and on separate hosts.
+runs inside one process (`App.run_here`), in an engine's simulation and on separate hosts.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class App:
             return None
         return lambda model: evaluate(model, settings)
 
-    def here(
+    def run_here(
         self,
         settings: Settings | None = None,
         *,

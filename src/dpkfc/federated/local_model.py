@@ -194,7 +194,7 @@ class LocalModel(PartyModel):
             self._clip,
             loss_fn=self.loss_fn,
             micro_batches=records.micro_batches(table, self._config.max_physical_batch_size),
-            one_record=records.loader.alone,
+            one_record=records.loader.load_one,
             mode=self._gradient_mode,
             repeatable=self.plan.test_mode,
         )

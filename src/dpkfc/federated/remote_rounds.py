@@ -235,5 +235,5 @@ def _check_types(model: nn.Module) -> None:
         if p.requires_grad and p.dtype not in FLOATS:
             raise ValueError(
                 f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert"
-                " the model, or use App.here. Nothing was charged"
+                " the model, or use App.run_here. Nothing was charged"
             )

@@ -181,7 +181,7 @@ class _Passes:
         calls = None
         if n > 1:
             try:
-                calls = self._together(loaded, rows)
+                calls = self._run_together(loaded, rows)
             except Exception as error:
                 # One example may have caused it.
                 if not self._may_go_on(error):
@@ -194,7 +194,7 @@ class _Passes:
 
     # -- all rows of a micro-batch in one pass -----------------------------------------------------
 
-    def _together(self, loaded: Any, rows: Rows) -> Calls | None:
+    def _run_together(self, loaded: Any, rows: Rows) -> Calls | None:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         graph = self.mode.graph
         if graph is not None and graph.refusal is not None:

@@ -366,7 +366,7 @@ class Replica:
         self._generators.clear()
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Run the body with the attributes that modules and objects had."""
         after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
         self._switch(0, self._objects)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from dpkfc.distributed.fsdp import check_not_freed, gathered
+from dpkfc.distributed.fsdp import check_not_freed, gather_layer
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
@@ -119,7 +119,7 @@ def join_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock 
     blocks = [call for call in calls if not isinstance(call, Call)]
     recorded = [call for call in calls if isinstance(call, Call)]
     if recorded:
-        with gathered(layer):
+        with gather_layer(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
             check_not_freed(layer, inputs)
             if layer.rule not in ("fallback", "custom", "recurrent"):
@@ -231,7 +231,7 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     return lookup.drop_row(module.padding_idx)
 
 
-def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
+def _make_tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
     lookups: list[Any] = []
     outers: list[Any] = []
     for call in calls:
@@ -358,6 +358,6 @@ _RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
     "custom": partial(_join_each, _custom),
     "fallback": partial(_join_each, _fallback),
     "recurrent": _recurrent,
-    "tied": _tied,
+    "tied": _make_tied,
     "computed": _parametrized,
 }

@@ -220,7 +220,7 @@ class SharedUses:
         tensors = tensors_of((args, kwargs))
         rank = max(x.dim() for x in tensors)
         own_axes = [(self.tracker.axis(x), rank - x.dim()) for x in tensors]
-        axes = {axis.shifted(missing) for axis, missing in own_axes if axis is not None}
+        axes = {axis.shift(missing) for axis, missing in own_axes if axis is not None}
         if len(axes) != 1:
             return args, kwargs
         axis = axes.pop()
@@ -304,7 +304,7 @@ def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
     return (*[1] * missing, *x.shape)
 
 
-def pulled_back(
+def pull_back(
     meetings: Sequence[SharedTensorUse],
     arrived: dict[Any, Tensor | None],
     targets: Sequence[GradientEdge | Tensor],

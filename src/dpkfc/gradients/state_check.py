@@ -65,7 +65,7 @@ class PublicCheck:
     @contextmanager
     def begin_afresh(self, model: nn.Module) -> Iterator[Replica]:
         """Run the body, a pass or several, with the state that the model had before the check."""
-        with self.replica.suspended(), replicate(model) as replica:
+        with self.replica.suspend(), replicate(model) as replica:
             yield replica
 
     def note(self, replica: Replica) -> None:

@@ -43,7 +43,7 @@ from dpkfc.gradients.layers import (
 )
 from dpkfc.gradients.loss_function import check_losses
 from dpkfc.gradients.recurrence import expected_places
-from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pulled_back
+from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pull_back
 from dpkfc.rng_state import all_states, has_drawn
 from dpkfc.tensors import Tensors
 from dpkfc.tracking.batch_rules import are_places_equal
@@ -564,7 +564,7 @@ class Tape:
             if id(p) in self.tracker.read:
                 parameters[name] = p
         targets: list[Any] = [*public, *parameters.values()]
-        gradients = pulled_back(self._meetings, arrived, targets, self.size)
+        gradients = pull_back(self._meetings, arrived, targets, self.size)
         for record, gradient in zip(public.values(), gradients, strict=False):
             if gradient is not None:
                 rows = gradient.reshape(self.size, *record.outputs[0][0])

@@ -107,7 +107,7 @@ def _is_symbol(size: Any) -> bool:
 
 
 @contextmanager
-def capturing() -> Iterator[None]:
+def configure_compiler() -> Iterator[None]:
     """Run the body with the settings of the compiler under which captures and guards are right."""
     with (
         _dynamo.patch(
@@ -158,7 +158,7 @@ class FrontEnd:
             if x is not None and not isinstance(x, Tensor):
                 raise NotCapturedError("batch", "it holds values that are not tensors")
         self._batch = set(map(id, leaves))
-        with capturing():
+        with configure_compiler():
             if self._compiled[0] is not loss_fn:
                 options: dict[str, Any] = {"fullgraph": True, "dynamic": True}
                 self._compiled = loss_fn, torch.compile(loss_fn, backend=self._compile, **options)

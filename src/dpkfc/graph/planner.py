@@ -101,13 +101,13 @@ class Planner:
         elif name == "native_group_norm":
             made = self._group_norm(site)
         elif name == "expand":
-            made = self._expanded(site)
+            made = self._plan_expanded(site)
         elif site.is_pointwise:
             return self._rows(site)
-        return [made or self._other(site)]
+        return [made or self._plan_other(site)]
 
     def _product(self, site: Site, name: str) -> Product | None:
-        arguments = _named(site)
+        arguments = _name_arguments(site)
         addend = arguments.get("input", arguments.get("self")) if name == "addmm" else None
         one, two = site.args[1:3] if name == "addmm" else site.args[:2]
         scales = (arguments.get("alpha", 1), arguments.get("beta", 1))
@@ -147,7 +147,7 @@ class Planner:
         )
 
     def _embedding(self, site: Site) -> Embedding | None:
-        arguments = _named(site)
+        arguments = _name_arguments(site)
         weight = self._operand(arguments["weight"])
         ids = arguments["indices"]
         padding = arguments.get("padding_idx", -1)
@@ -177,7 +177,7 @@ class Planner:
         operands = self._operand(weight), self._operand(bias)
         return GroupNorm(outputs[0], x, site.axes[x], outputs[1], outputs[2], *operands)
 
-    def _expanded(self, site: Site) -> Rows | None:
+    def _plan_expanded(self, site: Site) -> Rows | None:
         operand = self._operand(site.operands[0])
         assert operand is not None
         axis = _first(site.outputs)
@@ -203,7 +203,7 @@ class Planner:
             found.append(Rows(rows, axis, operand))
         return found
 
-    def _other(self, site: Site) -> Other:
+    def _plan_other(self, site: Site) -> Other:
         values = self._proof.values
         arguments = (list(site.args), dict(site.kwargs))
         inputs = [x for x in site.node.all_input_nodes if isinstance(values[x], Tensor)]
@@ -246,7 +246,7 @@ def expand_rows(x: Tensor, rank: int, dim: int, length: int) -> Tensor:
     return x.reshape(shape).expand(wide)
 
 
-def _named(site: Site) -> dict[str, Any]:
+def _name_arguments(site: Site) -> dict[str, Any]:
     names = list(arguments_of(site.function))
     return {**dict(zip(names, site.args, strict=False)), **site.kwargs}
 

@@ -289,7 +289,7 @@ class _Prover:
         if name in _VIEWS and tensors and id(tensors[0]) in self._counting:
             self._counting.add(id(operation.result))
         if name in ("expand", "repeat"):
-            return self._expanded(operation) or self._sized(operation)
+            return self._find_repeated_axis(operation) or self._sized(operation)
         return self._sized(operation)
 
     def _fill(self, operation: Operation) -> State | None:
@@ -305,7 +305,7 @@ class _Prover:
             return Unknown("shape", "its rows cannot be given to the examples")
         return None
 
-    def _expanded(self, operation: Operation) -> BatchAxis | None:
+    def _find_repeated_axis(self, operation: Operation) -> BatchAxis | None:
         """Return the axis along which a tensor has been repeated for every example."""
         x, y = operation.args[0], operation.result
         grown = [i for i, size in enumerate(y.shape) if size and size % P == 0]
@@ -333,7 +333,7 @@ class _Prover:
         if operation.function is torch.ops.aten.detach.default:
             return None
         if operation.name in ("expand", "repeat"):
-            axis = self._expanded(operation)
+            axis = self._find_repeated_axis(operation)
             if axis is not None:
                 self._note_site(node, operation, axis)
                 return axis

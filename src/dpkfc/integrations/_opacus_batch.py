@@ -83,7 +83,7 @@ class ScriptModes:
         weakref.finalize(owner, _finish, self._modes)
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Switch all modes off inside the body."""
         before = [mode.is_on for mode in self._modes]
         for mode in self._modes:
@@ -342,7 +342,7 @@ class BatchRecording:
             self.tape.close_hooks()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Follow no operation of the body."""
         if self.size < 2:
             yield
@@ -399,7 +399,7 @@ class BatchRecording:
         tracker = self.tracker
         joined, spec = tree_flatten(output)
         states: dict[int, State] = {}
-        with self.paused():
+        with self.pause():
             singles = self._run_singles(args, kwargs)
             for i, whole in enumerate(joined):
                 parts = [single[i] for single in singles]
@@ -425,7 +425,7 @@ class BatchRecording:
         self.variables.close()
         self.runs_single_examples = True
         try:
-            with self.replica.suspended(), hide_saved_tensors_hooks():
+            with self.replica.suspend(), hide_saved_tensors_hooks():
                 for own_args, own_kwargs in self.examples(args, kwargs):
                     with own_pass(self.model), own_variables(None, self.model, "the model"):
                         output = self.model(*own_args, **own_kwargs)

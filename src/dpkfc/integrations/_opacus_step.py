@@ -322,7 +322,7 @@ class PrivateStep:
         self._is_running_model = True
         try:
             with (
-                recording.modes.suspended(),
+                recording.modes.suspend(),
                 hide_saved_tensors_hooks(),
                 checked_state(self.model),
                 preserve_generators(),
@@ -408,7 +408,7 @@ class PrivateStep:
         if recording.exact is not None:
             self._variables.close()
             return
-        with recording.paused():
+        with recording.pause():
             replica.close_unchanged()
 
     def _check_replica(self) -> None:

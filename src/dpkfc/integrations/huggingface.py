@@ -512,9 +512,9 @@ class PrivateTrainer(CardWriter, Trainer):
     def write_summary(self, folder: str | None) -> None:
         """Write `privacy.json`: the spent budget, the plan and the ledger."""
         if self.session is not None and folder is not None:
-            write_summary(folder, self.session, self.ledger_path, self._not_private())
+            write_summary(folder, self.session, self.ledger_path, self._list_unprotected())
 
-    def _not_private(self) -> list[str]:
+    def _list_unprotected(self) -> list[str]:
         """Return the logged values, also of resumed runs, that ε does not cover."""
         names = {name for row in self.state.log_history for name in row}
         uncovered = []

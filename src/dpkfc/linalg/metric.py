@@ -63,7 +63,7 @@ class _ScaledEntry(_Entry):
     def _map_scales(self: _Scaled, function: Callable[[Any], Any]) -> _Scaled:
         raise NotImplementedError
 
-    def scaled(self: _Scaled, factor: float) -> _Scaled:
+    def scale_by(self: _Scaled, factor: float) -> _Scaled:
         """Return the map `factor · z`."""
         return self._map_scales(lambda scale: scale * factor)
 
@@ -107,7 +107,7 @@ class Kronecker(_Entry):
             return self
         if not isinstance(self.input, LowRank | Diagonal):
             return self
-        return Kronecker(self.input.scaled(self.output.factor))
+        return Kronecker(self.input.scale_by(self.output.factor))
 
     def apply(self, g: Tensor) -> Tensor:
         """Return z for g `[..., d_out, d_in]`."""
@@ -133,9 +133,9 @@ class Kronecker(_Entry):
         """
         return self.output.apply(u), self.input.apply(a), None
 
-    def scaled(self, factor: float) -> Kronecker:
+    def scale_by(self, factor: float) -> Kronecker:
         """Return the map `factor · z`."""
-        return replace(self, output=self.output.scaled(factor))
+        return replace(self, output=self.output.scale_by(factor))
 
     def inverse(self) -> Kronecker:
         """Return the map that undoes this one."""
@@ -360,4 +360,4 @@ def scale_metric(metric: Metric, factor: float) -> Metric:
     """
     if not (factor > 0 and math.isfinite(factor)):
         raise ValueError(f"a metric can only be scaled by a positive finite factor, got {factor}")
-    return {name: entry.scaled(factor) for name, entry in metric.items()}
+    return {name: entry.scale_by(factor) for name, entry in metric.items()}

@@ -72,7 +72,7 @@ class Identity(_Side):
         """Return the operator norm of U."""
         return abs(self.factor)
 
-    def scaled(self, factor: float) -> Identity:
+    def scale_by(self, factor: float) -> Identity:
         """Return the side `factor · U`."""
         return Identity(self.factor * factor)
 
@@ -107,7 +107,7 @@ class Diagonal(_Side):
         """Return the operator norm of U."""
         return float(self.scale.abs().max())
 
-    def scaled(self, factor: float) -> Diagonal:
+    def scale_by(self, factor: float) -> Diagonal:
         """Return the side `factor · U`."""
         return Diagonal(self.scale * factor)
 
@@ -147,7 +147,7 @@ class Dense(_Side):
         """Return the operator norm of U."""
         return self.norm
 
-    def scaled(self, factor: float) -> Dense:
+    def scale_by(self, factor: float) -> Dense:
         """Return the side `factor · U`."""
         root = self.root * factor
         return Dense(root, self.norm * abs(factor))
@@ -225,7 +225,7 @@ class LowRank(_Side):
         largest = float(self.scale.abs().max())
         return max(largest, abs(self.tail))
 
-    def scaled(self, factor: float) -> LowRank:
+    def scale_by(self, factor: float) -> LowRank:
         """Return the side `factor · U`."""
         return replace(self, scale=self.scale * factor, tail=self.tail * factor)
 

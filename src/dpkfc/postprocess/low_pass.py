@@ -124,8 +124,8 @@ class LowPass(PostProcess):
         """Return plain values that determine the result."""
         return {
             "name": "LowPass",
-            "b": [_rounded(x) for x in self.b],
-            "a": [_rounded(x) for x in self.a],
+            "b": [_round(x) for x in self.b],
+            "a": [_round(x) for x in self.a],
         }
 
     def apply(self, released: Released, state: State) -> tuple[Released, Tensors]:
@@ -134,5 +134,5 @@ class LowPass(PostProcess):
         return filter_release(released, state, recursion, normalise=True)
 
 
-def _rounded(x: float) -> float:
+def _round(x: float) -> float:
     return float(f"{x:.{_DIGITS}g}")

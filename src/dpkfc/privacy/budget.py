@@ -369,7 +369,7 @@ def _find_fitting_epsilon(
     event, releases = planned
 
     def excess(log_factor: float) -> float:
-        own = (_louder(event, math.exp(log_factor)), releases)
+        own = (_scale_noise(event, math.exp(log_factor)), releases)
         quick = quick_epsilon([*costs, own], state.delta)
         if quick is None:
             return total_epsilon([*costs, own], state.delta) - state.epsilon
@@ -381,13 +381,13 @@ def _find_fitting_epsilon(
     root = 0.0
     if excess(root) > 0:
         root = scipy.optimize.brentq(excess, root, _MOST_LOG_FACTOR, xtol=_TOLERANCE)
-    louder = _louder(event, math.exp(root + _TOLERANCE))
+    louder = _scale_noise(event, math.exp(root + _TOLERANCE))
     epsilon = total_epsilon([(louder, releases)], delta)
     scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
     return float(f"{math.floor(epsilon / scale) * scale:.2g}")
 
 
-def _louder(event: DpEvent, factor: float) -> DpEvent:
+def _scale_noise(event: DpEvent, factor: float) -> DpEvent:
     """Return the event with a larger noise multiplier."""
 
     def scale(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpkfc.report.officer import show_name
-from dpkfc.report.text import ensure_mapping, number, plain, rounded_up
+from dpkfc.report.text import ensure_mapping, number, plain, round_up
 
 _ABOUT = (
     "The rows of ledger, card and membership are about this run. All others are about its settings "
@@ -34,7 +34,7 @@ def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
 
 def _finding_row(finding: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     check, measured, bound, detail = (
-        _text(finding.get(key)) for key in ("check", "measured", "bound", "detail")
+        _format_value(finding.get(key)) for key in ("check", "measured", "bound", "detail")
     )
     return check, measured, bound, _verdict(finding), detail
 
@@ -42,9 +42,9 @@ def _finding_row(finding: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 def _bound_row(name: str, bound: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """Return the row of a lower bound on ε."""
     lower, claimed = number(bound.get("epsilon_lower")), number(bound.get("claimed_epsilon"))
-    measured = _text(bound.get("epsilon_lower")) if lower is None else f"{lower:.3g}"
-    most = _text(bound.get("claimed_epsilon")) if claimed is None else rounded_up(claimed, 4)
-    detail = _text(bound.get("detail"))
+    measured = _format_value(bound.get("epsilon_lower")) if lower is None else f"{lower:.3g}"
+    most = _format_value(bound.get("claimed_epsilon")) if claimed is None else round_up(claimed, 4)
+    detail = _format_value(bound.get("detail"))
     return name, f"ε ≥ {measured}", f"ε ≤ {most}", _verdict(bound), detail
 
 
@@ -68,5 +68,5 @@ def _verdict(finding: Mapping[str, Any]) -> str:
     return "held" if finding.get("passed") is True else "FAILED"
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "–" if value is None or value == "" else plain(value)

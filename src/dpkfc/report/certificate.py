@@ -19,7 +19,7 @@ from dpkfc.privacy.ledger import verify
 from dpkfc.report.audit_section import audit_rows, failed_checks
 from dpkfc.report.card_files import CARD, LEDGER, to_json
 from dpkfc.report.officer import check_line, describe_noun, is_promised, meaning_lines
-from dpkfc.report.text import number, rounded_up
+from dpkfc.report.text import number, round_up
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError, require_card
 
@@ -199,7 +199,7 @@ def _front(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
         _paragraph(
             f"Whoever sees this model learns almost the same whether one {_escape(noun)} was in "
             "the training data or not. “Almost” is measured by ε (epsilon): the smaller, the "
-            f"safer. Here <b>ε = {rounded_up(epsilon, 2)}</b>. The promise may fail with a "
+            f"safer. Here <b>ε = {round_up(epsilon, 2)}</b>. The promise may fail with a "
             f"probability of 1 in {1 / promise['delta']:,.0f} (δ)."
         ),
         _scale(epsilon),
@@ -208,7 +208,7 @@ def _front(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
         _heading("What adds up"),
         *_bullets([_escape(line) for line in meaning_lines(card)[-2:]]),
         _heading("What is not covered"),
-        *_bullets([*_NOT_COVERED, *_not_covered(card)]),
+        *_bullets([*_NOT_COVERED, *_list_uncovered(card)]),
         _heading("Quality"),
         *_bullets(_quality(card)),
         _heading("How it was checked"),
@@ -223,14 +223,14 @@ def _attacks(card: Mapping[str, Any], noun: str) -> list[str]:
     right, found = meaning["right_at_even_odds"], meaning["found_at_1_percent_false_alarms"]
     return [
         f"Guessing by coin toss whether one {noun} was in the data is right half of the time. "
-        f"The best attack is right at most <b>{rounded_up(100 * right, 1)} %</b> of the time.",
+        f"The best attack is right at most <b>{round_up(100 * right, 1)} %</b> of the time.",
         f"An attack that wrongly accuses 1 of 100 outsiders finds at most "
-        f"<b>{rounded_up(100 * found, 1)}</b> of 100 that were in the data. Guessing finds 1.",
+        f"<b>{round_up(100 * found, 1)}</b> of 100 that were in the data. Guessing finds 1.",
         "Both hold for every attack, with any other knowledge and any computer.",
     ]
 
 
-def _not_covered(card: Mapping[str, Any]) -> list[str]:
+def _list_uncovered(card: Mapping[str, Any]) -> list[str]:
     figures = "No figures were named that were computed from the data without noise."
     if count := len(card["not_private"]):
         figures = (
@@ -305,7 +305,7 @@ def _scale(epsilon: float) -> Flowable:
     drawing.add(Polygon([here - 3.5, 35, here + 3.5, 35, here, 27]))
     anchor = "start" if here < width / 2 else "end"
     shift = 6 if anchor == "start" else -6
-    mark = String(here + shift, 31, f"this model: {rounded_up(epsilon, 2)}", fontSize=8)
+    mark = String(here + shift, 31, f"this model: {round_up(epsilon, 2)}", fontSize=8)
     mark.fontName, mark.textAnchor = "DejaVuSans-Bold", anchor
     drawing.add(mark)
     note = String(0, 0, "Zones after Ponomareva et al. 2023, How to DP-fy ML.", fontSize=5.8)
@@ -354,9 +354,9 @@ def _annex(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
     """Return the technical facts behind page one."""
     promise, mechanism, ledger = card["guarantee"], card["mechanism"], certificate["ledger"]
     accounting = card.get("accounting") or promise
-    figures = [f"{k.upper()} {rounded_up(v, 4)}" for k, v in accounting["epsilon_by"].items() if v]
+    figures = [f"{k.upper()} {round_up(v, 4)}" for k, v in accounting["epsilon_by"].items() if v]
     facts = {
-        "ε": rounded_up(float(promise["epsilon"]), 4),
+        "ε": round_up(float(promise["epsilon"]), 4),
         "δ": f"{promise['delta']:g}",
         "unit": promise["unit"],
         "neighbouring data sets": promise["neighbours_differ_in"],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpkfc.privacy.attack_rates import attack_rates
 from dpkfc.privacy.group_epsilon import group_epsilon
-from dpkfc.report.text import is_visible, json_number, number, plain, rounded_up
+from dpkfc.report.text import is_visible, json_number, number, plain, round_up
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -200,12 +200,12 @@ def describe_noun(card: Mapping[str, Any]) -> str:
 
 def _percent(share: float) -> str:
     """Return a bound as a percentage, rounded up."""
-    return f"{rounded_up(100 * min(1.0, share), 1)} %"
+    return f"{round_up(100 * min(1.0, share), 1)} %"
 
 
 def _epsilon(value: float | str | None) -> str:
     """Render ε with four decimals, rounded up: a printed ε is never below the true one."""
-    return rounded_up(value, 4) if isinstance(value, (int, float)) else _show(value)
+    return round_up(value, 4) if isinstance(value, (int, float)) else _show(value)
 
 
 def _general(value: float) -> str:
@@ -278,7 +278,7 @@ def _templates() -> Environment:
         "number": number,
         "percent": _percent,
         "reasons": _reasons,
-        "rounded_up": rounded_up,
+        "rounded_up": round_up,
         "show": _show,
         "slug": _slug,
     }

@@ -12,7 +12,7 @@ from dpkfc.config import Plan, PrivacyConfig, count_steps
 from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.cross_check import cross_check
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.report.total import TotalCost
 
 # Characters of a hash in a table.
@@ -27,13 +27,13 @@ def total_table(total: TotalCost) -> Table:
     count = sum(len(row.ledger.releases) for row in total.rows)
     table.add_column("run", footer="total", overflow="fold")
     table.add_column("releases", footer=f"{count:,}", justify="right")
-    table.add_column("ε", footer=rounded_up(total.epsilon), justify="right")
+    table.add_column("ε", footer=round_up(total.epsilon), justify="right")
     table.add_column("certified", footer="NO" if total.doubts else "yes")
     for row in total.rows:
         table.add_row(
             escape(str(row.path)),
             f"{len(row.ledger.releases):,}",
-            rounded_up(row.epsilon),
+            round_up(row.epsilon),
             "NO" if row.doubt else "yes",
         )
     return table
@@ -81,8 +81,8 @@ def budget_table(
             escape(charge.path or "in memory"),
             charge.plan[:_SHOWN],
             f"{charge.releases:,}",
-            rounded_up(charge.epsilon),
-            rounded_up(charge.after),
+            round_up(charge.epsilon),
+            round_up(charge.after),
         )
     return table
 
@@ -150,7 +150,7 @@ def _accountants_table(
         # RDP treats every sampler and δ, PLD neither replacement nor a δ below its rounding.
         text = "does not apply to this sampler" if relation == "replace_one" else "cannot resolve δ"
         if epsilon is not None:
-            text = f"[bold]{rounded_up(epsilon)}[/bold]"
+            text = f"[bold]{round_up(epsilon)}[/bold]"
         table.add_row(f"ε by {accountant.upper()}", text)
     table.add_row("neighbouring relation", relation)
     return table

@@ -16,7 +16,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _BREAKS = "\n\t\r"
 
 
-def rounded_up(epsilon: float, decimals: int = 3) -> str:
+def round_up(epsilon: float, decimals: int = 3) -> str:
     """Return ε with a fixed number of decimals, rounded up; ∞ without a guarantee."""
     if not math.isfinite(epsilon):
         return "∞"

@@ -2,7 +2,7 @@
 
 A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The
 rule returns the state of every output: one state for all of them, or a list. A rule that cannot
-follow the examples returns `operation.lost(...)`, or ends at `operation.require(...)`.
+follow the examples returns `operation.lose_examples(...)`, or ends at `operation.require(...)`.
 
 A rule is correct under two conditions. Perturbing one example of the inputs changes only the
 entries of this example in the outputs. Permuting the batch permutes the outputs.
@@ -104,7 +104,7 @@ class Operation:
             return self.args[place]
         return value
 
-    def lost(self, why: str) -> Unknown:
+    def lose_examples(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
         batched = list(filter(self.is_batched, self.tensors))
         shapes = names_of_shapes(batched or self.tensors)
@@ -117,7 +117,7 @@ class Operation:
             LostExamples: with the state of the outputs.
         """
         if not value:
-            raise LostExamples(self.lost(why))
+            raise LostExamples(self.lose_examples(why))
         return value
 
 
@@ -158,8 +158,8 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     Args:
         name: the operation, "aten::sort" or "my_library::my_kernel", without overload.
         rule: maps an `Operation` to the state of its outputs. A state is a `BatchAxis`, None for a
-            public output, or `operation.lost(why)` where the examples are mixed or cannot be
-            followed. A list holds one state for each tensor output.
+            public output, or `operation.lose_examples(why)` where the examples are mixed or cannot
+            be followed. A list holds one state for each tensor output.
 
     The rule is part of the proof of a private pass. A wrong rule voids the guarantee.
 
@@ -255,7 +255,7 @@ def fits(
         expected = axis
         if rank is not None:
             missing = rank - x.dim()
-            expected = axis.shifted(-missing)
+            expected = axis.shift(-missing)
         known = operation.axis(x)
         if known is None:
             if not is_shared(operation, x, expected):

@@ -42,7 +42,7 @@ def axes_in_result(operation: Operation, tensors: Iterable[Tensor], rank: int) -
     for x in tensors:
         axis = operation.axis(x)
         if axis is not None:
-            axes.append(axis.shifted(rank - x.dim()))
+            axes.append(axis.shift(rank - x.dim()))
     return axes
 
 

@@ -45,7 +45,7 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    axis = axis.shifted(operation.result.dim() - x.dim())
+    axis = axis.shift(operation.result.dim() - x.dim())
     times = operation.argument("repeats")
     if times is None:
         return axis
@@ -76,7 +76,7 @@ def _slice_axis(
     takes_one_place = step == axis.post and axis.pre == 1 and start < axis.post
     if takes_one_place and length == operation.size:
         return BatchAxis(axis.dim)
-    return operation.lost("a slice takes some of the examples")
+    return operation.lose_examples("a slice takes some of the examples")
 
 
 @rule_of_first(
@@ -118,7 +118,7 @@ def _stack(operation: Operation) -> Answer:
     why = "tensors with different batch axes are stacked"
     axis = broadcast_axis(operation, operation.args[0], y.dim() - 1, why)
     if dimension_of(operation, y) <= axis.dim:
-        return axis.shifted(1)
+        return axis.shift(1)
     return axis
 
 
@@ -132,11 +132,11 @@ def _scatter_part(operation: Operation) -> Answer:
     axes = {axis for axis in [operation.axis(x)] if axis is not None}
     given = operation.axis(part)
     if given is not None:
-        axes.add(given.shifted(int(loses_dim and given.dim >= dim)))
+        axes.add(given.shift(int(loses_dim and given.dim >= dim)))
     operation.require(len(axes) == 1, why)
     axis = axes.pop()
     operation.require(axis.dim != dim or x.shape == part.shape, why)
-    of_part = axis.shifted(-int(loses_dim and axis.dim > dim))
+    of_part = axis.shift(-int(loses_dim and axis.dim > dim))
     operation.require(fits(operation, [x], axis) and fits(operation, [part], of_part), why)
     return axis
 
@@ -150,11 +150,11 @@ def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     """Return an axis after other dimensions are gone."""
-    return axis.shifted(-sum(dim < axis.dim for dim in dims))
+    return axis.shift(-sum(dim < axis.dim for dim in dims))
 
 
 @rule_of_first("as_strided")
-def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+def _follow_strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     layouts = {(y.shape, y.stride(), y.storage_offset()) for y in (x, operation.result)}
     operation.require(len(layouts) == 1, "a strided view is not followed")
     return axis

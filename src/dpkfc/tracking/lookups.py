@@ -96,7 +96,7 @@ def _repeat_by_index(operation: Operation, axis: BatchAxis, index: Tensor) -> An
             return replace(axis, pre=axis.pre * times)
         if torch.equal(rows, identity.repeat_interleave(times)):
             return replace(axis, post=axis.post * times)
-    return operation.lost("an index rearranges the examples")
+    return operation.lose_examples("an index rearranges the examples")
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _index(operation: Operation) -> Answer:
     why = "indices pair different examples"
     if axis is None:
         indices_axis = broadcast_axis(operation, indices.given.values(), indices.rank, why)
-        return indices_axis.shifted(indices.front)
+        return indices_axis.shift(indices.front)
     others = indices.except_dim(axis.dim)
     are_public = not any(map(operation.is_batched, others))
     if not are_public:
@@ -187,7 +187,7 @@ def _index(operation: Operation) -> Answer:
     counting_axis = _axis_of_counting_index(operation, axis, batch_index, indices.rank)
     counting_axis = operation.require(counting_axis, why)
     operation.require(fits(operation, others, counting_axis, indices.rank), why)
-    return counting_axis.shifted(indices.front)
+    return counting_axis.shift(indices.front)
 
 
 def _axis_of_counting_index(
@@ -216,7 +216,7 @@ def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     if axis.dim < dim:
         return axis
     operation.require(axis.dim >= dim + mask.dim(), why)
-    return axis.shifted(1 - mask.dim())
+    return axis.shift(1 - mask.dim())
 
 
 @rule_for("index_put _index_put_impl _unsafe_index_put")
@@ -239,7 +239,7 @@ def _index_put(operation: Operation) -> Answer:
     values_axis = operation.axis(values)
     rank = indices.result_rank
     if values_axis is not None:
-        values_axis = values_axis.shifted(rank - values.dim())
+        values_axis = values_axis.shift(rank - values.dim())
         return _axis_of_written_values(operation, indices, values_axis)
     axis = operation.require(axis, why)
     operation.require(axis.dim not in indices.given, why)
@@ -277,7 +277,7 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     if counting_axis is None:
         return False
     others = indices.except_dim(target.dim)
-    row_axis = counting_axis.shifted(indices.front)
+    row_axis = counting_axis.shift(indices.front)
     return (
         fits(operation, others, counting_axis, indices.rank)
         and fits(operation, [x], target)

@@ -68,7 +68,7 @@ def _nll_loss(operation: Operation) -> Answer:
     axis = operation.require(operation.axis(scores), why)
     operation.require(axis.dim != class_dim, why)
     if axis.dim > class_dim:
-        axis = axis.shifted(-1)
+        axis = axis.shift(-1)
     operation.require(fits(operation, [target], axis), "the loss pairs different examples")
     operation.require(not operation.is_batched(weight), "class weights depend on the examples")
     if reduction == 0:
@@ -76,10 +76,10 @@ def _nll_loss(operation: Operation) -> Answer:
     if reduction == 2:
         return [
             Total(),
-            operation.lost("the divisor of the loss counts the labels of all examples"),
+            operation.lose_examples("the divisor of the loss counts the labels of all examples"),
         ]
     operation.require(weight is None, "class weights divide it by the labels of the batch")
-    return operation.lost(f"ignore_index={ignored} divides it by the labels of the batch")
+    return operation.lose_examples(f"ignore_index={ignored} divides it by the labels of the batch")
 
 
 @rule_for("multi_margin_loss multilabel_margin_loss_forward")

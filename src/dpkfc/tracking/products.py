@@ -43,7 +43,7 @@ def _axes_of_factors(operation: Operation, a: Tensor, b: Tensor) -> list[BatchAx
     if axis is not None:
         operation.require(axis.dim < a.dim() - 1, why)
         missing = max(0, b.dim() - a.dim())
-        axes.append(axis.shifted(missing))
+        axes.append(axis.shift(missing))
     axis = operation.axis(b)
     if axis is not None:
         summed_dim = max(0, b.dim() - 2)
@@ -69,7 +69,7 @@ def _cdist(operation: Operation) -> Answer:
         if axis.dim == x.dim() - 2:
             axes.append(axis.move(row_dim))
         else:
-            axes.append(axis.shifted(rank - x.dim()))
+            axes.append(axis.shift(rank - x.dim()))
     first = axes[0]
     operation.require(set(axes) == {first}, "distances pair different examples")
     if first.dim < rank - 2:

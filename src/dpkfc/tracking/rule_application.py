@@ -32,18 +32,18 @@ def apply_rule(operation: Operation, *, has_total: bool) -> Answer:
         why = "no batch rule is registered for it"
     if operation.kwargs.get("generator") is not None:
         # Numbers of a known seed belong to places. The system seeds the generators of torch.
-        return operation.lost(
+        return operation.lose_examples(
             "it draws from a generator of the program, whose numbers may be known"
         )
     if rule is None:
-        return operation.lost(why)
+        return operation.lose_examples(why)
     try:
         answer = rule(operation)
     except LostExamples as error:
         return error.state
     # A run must not stop where a rule meets operands that it does not expect.
     except Exception as error:
-        return operation.lost(f"its batch rule failed: {error!r:.60}")
+        return operation.lose_examples(f"its batch rule failed: {error!r:.60}")
     if isinstance(answer, (list, tuple)) and len(answer) < len(operation.outputs):
         return Unknown(str(operation.function), "its batch rule gives too few states")
     return answer

@@ -26,7 +26,7 @@ class BatchAxis:
     pre: int = 1
     post: int = 1
 
-    def shifted(self, by: int) -> BatchAxis:
+    def shift(self, by: int) -> BatchAxis:
         """Return the same axis after `by` dimensions were added in front of it."""
         return BatchAxis(self.dim + by, self.pre, self.post)
 

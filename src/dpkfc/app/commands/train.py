@@ -17,7 +17,7 @@ from dpkfc.app.place import MOVABLE
 from dpkfc.app.scores import missing_score
 from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, print_line
 from dpkfc.torchrun import is_first, is_launched
 
@@ -148,7 +148,7 @@ def results_table(results: dict[str, Result]) -> Table:
         table.add_row(
             label,
             score_cell(result),
-            rounded_up(result.epsilon),
+            round_up(result.epsilon),
             f"{result.steps:,}",
             f"{result.seconds:.1f}",
         )

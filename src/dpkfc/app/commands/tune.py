@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dpkfc.app.commands.flags import SettingsOfSearch
 from dpkfc.app.settings_file import read_choices
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 from dpkfc.terminal import Whole, make_table, open_console, print_line, resumable
 
 
@@ -89,7 +89,7 @@ def _tuned_table(tuned: Any) -> Table:
     from dpkfc.app.tuning.tuned import percent, settings_text
 
     title = (
-        f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "
+        f"{tuned.recipe}: each trial ε = {round_up(tuned.epsilon)}; accuracy on "
         f"{tuned.validation:,} validation examples"
     )
     numbers = ("validation %", "trials", "pruned")

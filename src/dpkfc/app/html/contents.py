@@ -248,7 +248,7 @@ def _read_run_folder(path: Path) -> RunSummary:
     card = _read_card(folder.card)
     guarantee = card["guarantee"]
     metrics = _read_metrics(folder.metrics)
-    evaluated = [(float(row.step), finite(row.accuracy)) for row in metrics.evaluated()]
+    evaluated = [(float(row.step), finite(row.accuracy)) for row in metrics.select_evaluated()]
     curve = [(step, value) for step, value in evaluated if value is not None]
     seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
     spending = [(row.step, row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpkfc.report.text import number, plain, rounded_up
+from dpkfc.report.text import number, plain, round_up
 
 
 def count_text(number: int, noun: str) -> str:
@@ -27,7 +27,7 @@ def epsilon_text(value: Any, decimals: int = 3) -> str:
     if value == "inf":
         return "∞"
     known = number(value)
-    return "–" if known is None else rounded_up(known, decimals)
+    return "–" if known is None else round_up(known, decimals)
 
 
 def delta_text(delta: float | None) -> str:

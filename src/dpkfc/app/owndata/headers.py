@@ -147,7 +147,7 @@ def _first_line(block: bytes) -> str:
 
 
 def _stored_header(columns: pa.Schema) -> Header:
-    kinds = {column.name: stored.stored_as(column.type).replace("text", "") for column in columns}
+    kinds = {column.name: stored.name_kind(column.type).replace("text", "") for column in columns}
     return Header(columns.names, kinds)
 
 

@@ -61,7 +61,7 @@ def load_run(path: Path) -> Trained:
     if card is not None:
         check_weights(card)
     config = read_settings(folder)
-    recipe = recipe_of(config).starting_from(config.model.pretrained)
+    recipe = recipe_of(config).start_from(config.model.pretrained)
     model = recipe.model(config.run.seed)
     try:
         model.load_state_dict(load_file(folder.model))
@@ -156,7 +156,7 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
     Raises:
         DatasetError: no record has a known target.
     """
-    labelled = records.labelled()
+    labelled = records.select_labelled()
     if not len(labelled):
         raise DatasetError(
             "no record has a known target; check its column, --label-file, and classes or"

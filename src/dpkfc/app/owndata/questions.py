@@ -199,9 +199,11 @@ def read_column(answer: str) -> tuple[Column, int]:
     if kind not in KINDS:
         raise ConfigError(f"{answer!r:.40} begins with no kind; take one of {', '.join(KINDS)}")
     if kind == "unit":
-        return Column(kind=kind), _whole(rest, "unit 4") if rest else 4
+        return Column(kind=kind), _read_whole_number(rest, "unit 4") if rest else 4
     if kind == "category" and "|" not in rest:
-        return Column(kind=kind, buckets=_whole(rest, "category 32, or category one|two")), 0
+        return Column(
+            kind=kind, buckets=_read_whole_number(rest, "category 32, or category one|two")
+        ), 0
     if kind == "category":
         return Column(kind=kind, categories=_names(rest)), 0
     if KINDS[kind].wanted_bounds:
@@ -236,7 +238,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(number for number in numbers if number is not None)
 
 
-def _whole(text: str, example: str) -> int:
+def _read_whole_number(text: str, example: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"{text!r:.40} is not a whole number; answer as in {example}")
     return int(text)

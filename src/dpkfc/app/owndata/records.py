@@ -73,7 +73,7 @@ class Records:
             return ~self.labels.isnan()
         return self.labels != UNKNOWN
 
-    def labelled(self) -> Records:
+    def select_labelled(self) -> Records:
         """Return the records with a known target. Each record is judged alone."""
         (rows,) = self.is_known.nonzero(as_tuple=True)
         return self.select(rows.tolist())

@@ -125,7 +125,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
             return kind
 
 
-def stored_as(kind: pa.DataType) -> str:
+def name_kind(kind: pa.DataType) -> str:
     """Return "text", "number", "flag" or "date", as a type says."""
     kind = _plain_type(kind)
     if pa.types.is_boolean(kind):
@@ -154,7 +154,7 @@ def is_readable(kind: pa.DataType) -> bool:
     """Return whether values of a type have a form as text."""
     plain = _plain_type(kind)
     texts = (*_IS_TEXT, *_IS_BYTES, pa.types.is_null, pa.types.is_time)
-    return stored_as(plain) != "text" or any(is_kind(plain) for is_kind in texts)
+    return name_kind(plain) != "text" or any(is_kind(plain) for is_kind in texts)
 
 
 def text_of_bytes(value: bytes) -> str | None:

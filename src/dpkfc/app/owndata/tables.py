@@ -94,14 +94,14 @@ def read_table(path: Path, names: Sequence[str], schema: Schema) -> Table:
     columns = {}
     for name in names:
         kinds = {part.columns[name].stored for part in parts if part.rows}
-        texts = [text for part in parts for text in _listed(part.columns[name].texts)]
+        texts = [text for part in parts for text in _list_texts(part.columns[name].texts)]
         columns[name] = Cells(texts, kinds.pop() if len(kinds) == 1 else "text")
     counts = [part.unreadable for part in parts if part.unreadable is not None]
     rows = sum(part.rows for part in parts)
     return Table(columns, rows, sum(counts) if counts else None)
 
 
-def _listed(texts: Texts) -> Sequence[str | None]:
+def _list_texts(texts: Texts) -> Sequence[str | None]:
     return texts.to_pylist() if isinstance(texts, pa.Array) else texts
 
 
@@ -165,7 +165,7 @@ def _json_parts(file: IO[bytes], names: Sequence[str], schema: Schema) -> Iterat
         yield Table(columns, len(entries), entries.count({}))
 
 
-def _wanted(names: Sequence[str], header: Header, optional: Collection[str]) -> list[str]:
+def _select_names(names: Sequence[str], header: Header, optional: Collection[str]) -> list[str]:
     return [name for name in names if name in header.names or name not in optional]
 
 
@@ -177,7 +177,7 @@ def _delimited_parts(
     block = next(blocks, b"")
     heading = read_heading(path, block, schema)
     header = Header(heading.names, {}, heading.delimiter)
-    names = _wanted(names, header, optional)
+    names = _select_names(names, header, optional)
     missing = [name for name in names if name not in header.names]
     if missing and schema.header and not look_like_names(header.names):
         raise no_names_error(path)
@@ -200,10 +200,10 @@ def _stored_parts(
     """Yield columns of Parquet or Feather, and of what the names of folders say."""
     columns = stored.read_schema(path, file)
     header = Header([*columns.names, *(folders.keys() - set(columns.names))], {})
-    names = _wanted(names, header, optional)
+    names = _select_names(names, header, optional)
     header.check(path, names)
     inside = [name for name in names if name in columns.names]
-    kinds = {name: stored.stored_as(columns.field(name).type) for name in inside}
+    kinds = {name: stored.name_kind(columns.field(name).type) for name in inside}
     signs = {name: stated_decimal(schema, name) for name in inside if kinds[name] == "number"}
     for texts, rows in stored.read_batches(path, file, inside, schema.unit):
         for name, sign in signs.items():
@@ -239,7 +239,7 @@ def _read_of_package(
     header = Header(described.names, {})
     if suffix_of(path) in SPREADSHEETS and not look_like_names(header.names):
         raise no_names_error(path)
-    names = _wanted(names, header, optional)
+    names = _select_names(names, header, optional)
     header.check(path, names)
     for name in names:
         shown = described.formats.get(name, "")

@@ -152,7 +152,7 @@ def read_data(config: RunConfig) -> ExampleSet:
         ConfigError: no such recipe, or settings that do not go together.
         DatasetError: files are missing or damaged.
     """
-    recipe = recipe_of(config).starting_from(config.model.pretrained)
+    recipe = recipe_of(config).start_from(config.model.pretrained)
     return recipe.data(config)
 
 

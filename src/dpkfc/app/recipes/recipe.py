@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet, split_off_validation
 from dpkfc.app.datasets.pixels import Normalisation, Pixels
-from dpkfc.app.models import seeded
+from dpkfc.app.models import build_seeded
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.pretrained import multiplies_bfloat16
@@ -161,9 +161,9 @@ class Recipe:
 
     def model(self, seed: int) -> nn.Module:
         """Return the model with initial weights of a public seed."""
-        return seeded(self.build, seed)
+        return build_seeded(self.build, seed)
 
-    def starting_from(self, folder: str) -> Recipe:
+    def start_from(self, folder: str) -> Recipe:
         """Return the recipe, with public weights from a folder where one is given.
 
         Raises:

@@ -165,7 +165,7 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
 
 
 def _search_space(recipe: str, method: str, optimizer: str) -> Space:
-    run = Run.of(recipe, method)
+    run = Run.make(recipe, method)
     space: Space = _SPACES.get(method, _SGD)
     if optimizer not in ("", "sgd") and not METHODS[method].defines_optimizer:
         space = _remove(space, ["lr"])

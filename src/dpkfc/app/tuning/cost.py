@@ -22,7 +22,7 @@ from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
 from dpkfc.privacy.dp_accountants import quiet_accountants
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger_lines import LedgerError, Verified
-from dpkfc.report.text import rounded_up
+from dpkfc.report.text import round_up
 
 SCOPE = (
     "for examples of the training part: a score on the validation part follows from private weights"
@@ -284,12 +284,12 @@ def cost_of(
     """
     curve = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant)
     spent = curve.epsilon(plan.count_events(plan.steps))
-    given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
+    given = f"(ε = {round_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
         " known beforehand; the search looked at private examples for every trial.",
     ]
-    total, together = _together(plan, ledgers)
+    total, together = _compose_runs(plan, ledgers)
     chosen = trained = None
     unpublished = ""
     if law is None:
@@ -329,12 +329,12 @@ def cost_of(
     )
 
 
-def _together(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
+def _compose_runs(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
     """Return ε of all runs started where it is finite, with a remark; nothing without a run."""
     total = ledgers.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
         remark = (
-            f"All {ledgers.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all"
+            f"All {ledgers.runs} runs started compose to ε = {round_up(total)} by RDP, if all"
             " that they showed counts."
         )
         # JSON holds no infinity.
@@ -356,8 +356,8 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
     trained = bound_selection(*terms, then=(final.event, final.count_events(final.steps)))
     text = (
         f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
-        f" {law.mean:g}) the settings of the best trial cost ε = {rounded_up(chosen)}, and"
-        f" together with ONE further training with them ε = {rounded_up(trained)} (Papernot and"
+        f" {law.mean:g}) the settings of the best trial cost ε = {round_up(chosen)}, and"
+        f" together with ONE further training with them ε = {round_up(trained)} (Papernot and"
         f" Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials"
         " that were run stays secret."
     )

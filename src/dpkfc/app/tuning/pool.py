@@ -31,10 +31,10 @@ class Source(Protocol):
     def next(self, fits: Fits) -> Task | None:
         """Return a cell that can start now and fits into the time left, or None."""
 
-    def done(self, task: Task, row: Row, ended: bool) -> None:
+    def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Take the row of a cell that has finished; `ended` where its judge ended it."""
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Record a cell that could not be run.
 
         `lost` says that the machine failed or the time was up, which says nothing about the cell.
@@ -153,13 +153,13 @@ class _Crew:
                 self._executor = self._hire()
                 future = self._executor.submit(run_one, *arguments)
         except OSError as error:
-            self.source.failed(task, str(error), lost=True)
+            self.source.take_failure(task, str(error), lost=True)
             raise StudyError(
                 f"a worker process cannot be started ({error.strerror or error}); give fewer"
                 " --workers"
             ) from None
         self.running[future] = task
-        self.progress.started(task)
+        self.progress.show_start(task)
 
     def wait(self) -> None:
         """Take the outcomes of the cells that end next.
@@ -185,8 +185,8 @@ class _Crew:
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         if outcome.kind in ("stopped", "lost") and time.monotonic() >= self.end:
-            self.source.failed(task, _TIME_IS_UP, lost=True)
-            self.progress.out_of_time(task)
+            self.source.take_failure(task, _TIME_IS_UP, lost=True)
+            self.progress.show_timeout(task)
         elif outcome.kind == "stopped":
             raise KeyboardInterrupt
         elif outcome.kind == "full":
@@ -196,15 +196,15 @@ class _Crew:
             )
         elif outcome.row is not None:
             ended = outcome.kind == "ended"
-            self.source.done(task, outcome.row, ended)
+            self.source.take_row(task, outcome.row, ended)
             accuracy = outcome.row.get("accuracy")
             text = "measured" if accuracy is None else f"{100 * accuracy:.2f} %"
-            self.progress.finished(task, f"{text} (ended early)" if ended else text)
+            self.progress.show_end(task, f"{text} (ended early)" if ended else text)
         else:
             is_lost = outcome.kind == "lost"
-            self.source.failed(task, outcome.reason, lost=is_lost)
+            self.source.take_failure(task, outcome.reason, lost=is_lost)
             text = f"lost to the machine: {outcome.reason}" if is_lost else outcome.reason
-            self.progress.finished(task, text, count=not is_lost)
+            self.progress.show_end(task, text, count=not is_lost)
 
     def _children(self) -> list[Any]:
         return [child for child in multiprocessing.active_children() if child not in self._others]

@@ -79,7 +79,7 @@ class Run:
     Attributes:
         recipe: as of `dpkfc train --recipe`.
         method: as of `dpkfc train --method`.
-        settings: sorted pairs laid over the recipe's TOML; make them from a mapping with `Run.of`.
+        settings: sorted pairs laid over the recipe's TOML; `Run.make` takes a mapping.
             A `public_data` of the form `@RECIPE:N` stands for N training images of another recipe.
         seed: public seed of initial weights and probes; noise is never seeded.
         evaluate_on: "validation" or "test".
@@ -99,7 +99,7 @@ class Run:
     measure: str = ""
 
     @classmethod
-    def of(
+    def make(
         cls,
         recipe: str,
         method: str,
@@ -171,13 +171,13 @@ class Run:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """Return the run for a file of results; `Run.of` takes it back."""
+        """Return the run for a file of results; `Run.make` takes it back."""
         content = {**dataclasses.asdict(self), "settings": dict(self.settings)}
         if not self.measure:
             del content["measure"]
         return content
 
-    def measuring(self) -> Callable[..., Row]:
+    def find_measure(self) -> Callable[..., Row]:
         """Return what runs the cell: `run_cell`, or what `measure` names.
 
         Raises:
@@ -305,7 +305,9 @@ def _row(run: Run, prepared: Any, result: Any, folder: RunFolder, wall: float) -
         "measured_on": result.measured_on,
         "score": result.score,
         "loss": result.loss,
-        "curve": [[row.step, round(finite(row.accuracy) or 0.0, 5)] for row in metrics.evaluated()],
+        "curve": [
+            [row.step, round(finite(row.accuracy) or 0.0, 5)] for row in metrics.select_evaluated()
+        ],
         "epsilon": result.epsilon,
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,

@@ -279,7 +279,7 @@ class Search:
         settings = {**self.common, **self.arm.settings, **params, **changed}
         if evaluate_on == "test":
             settings.pop("validation_size", None)
-        return Run.of(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
+        return Run.make(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
 
     def _validation_run(self, settings: Mapping[str, Plain]) -> Run:
         return self.run(settings, seed=self.seed, evaluate_on="validation")

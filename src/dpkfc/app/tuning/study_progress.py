@@ -62,21 +62,21 @@ class StudyProgress:
         self._running: dict[str, str] = {}
         self._stopped: list[str] = []
 
-    def started(self, task: Task) -> None:
+    def show_start(self, task: Task) -> None:
         """Show that a cell has started."""
         self._running[task.run.hash] = task.label or task.run.method
         self._progress.update(self._bar, now=" · ".join(self._running.values()))
 
-    def finished(self, task: Task, outcome: str, *, count: bool = True) -> None:
+    def show_end(self, task: Task, outcome: str, *, count: bool = True) -> None:
         """Show how a cell has ended; where it does not count, its place is still open."""
         self._running.pop(task.run.hash, None)
         self._progress.console.print(f"{task.describe()}: {outcome}", highlight=False)
         now = " · ".join(self._running.values())
         self._progress.update(self._bar, advance=int(count), now=now)
 
-    def out_of_time(self, task: Task) -> None:
+    def show_timeout(self, task: Task) -> None:
         """Show that a cell was stopped because the time was up."""
-        self.finished(task, "stopped, the time is up", count=False)
+        self.show_end(task, "stopped, the time is up", count=False)
         self._stopped.append(task.describe())
 
     def __enter__(self) -> StudyProgress:

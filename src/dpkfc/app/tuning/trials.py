@@ -74,7 +74,7 @@ class Trials:
                     return _make_task(search, *again)
         return None
 
-    def done(self, task: Task, row: Row, ended: bool) -> None:
+    def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Store a trial."""
         search, number = task.tag
         tag = {
@@ -88,7 +88,7 @@ class Trials:
         if self.keep is not None:
             self.keep(task.run, row)
 
-    def failed(self, task: Task, reason: str, *, lost: bool) -> None:
+    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Count a trial that cannot be run, without a word on its arm; try a lost one again."""
         search, number = task.tag
         end = search.lose if lost else search.fail

@@ -37,7 +37,7 @@ RESULTS = "results.json"
 
 
 @contextmanager
-def reported(write: Callable[[], object]) -> Iterator[None]:
+def report_at_end(write: Callable[[], object]) -> Iterator[None]:
     """Write the report when the inside has ended, also where it was interrupted.
 
     Args:
@@ -146,7 +146,7 @@ def expected_seconds(rows: Callable[[], Iterable[Row]]) -> Callable[[Run], float
         rows: returns the rows that are known.
     """
 
-    def expected(run: Run) -> float | None:
+    def estimate(run: Run) -> float | None:
         of_recipe = [row for row in rows() if row["run"]["recipe"] == run.recipe]
         whole = [row for row in of_recipe if not row.get("tag", {}).get("pruned")]
         same_method = [row for row in whole if row["run"]["method"] == run.method] or whole
@@ -160,7 +160,7 @@ def expected_seconds(rows: Callable[[], Iterable[Row]]) -> Callable[[Run], float
             or config.privacy.epochs * size / (config.privacy.expected_batch_size or size)
         )
 
-    return expected
+    return estimate
 
 
 def tune(
@@ -213,7 +213,7 @@ def tune(
                 _write_rows(folder / RESULTS, source.rows())
 
         with (
-            reported(report),
+            report_at_end(report),
             StudyProgress(total, done=starts, console=console) as progress,
         ):
             drive(

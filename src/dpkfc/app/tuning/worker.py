@@ -76,7 +76,7 @@ def run_one(run: Run, place: Place, judge: Judge | None, end: float = math.inf) 
     timer.daemon = True
     timer.start()
     try:
-        return Outcome("done", run.measuring()(run, place, judge))
+        return Outcome("done", run.find_measure()(run, place, judge))
     except Ended as ended:
         return Outcome("ended", ended.row) if ended.is_deliberate else Outcome("stopped")
     except Exception as error:
