@@ -46,6 +46,12 @@ def _refused(*arguments):
     return lines[0]
 
 
+def test_a_number_of_thousands_of_digits_is_shortened_in_its_message():
+    message = _refused("calibrate", "--epsilon", "1", "--dataset-size", "1" * 5000)
+    assert "--dataset-size" in message and len(message) <= 160
+    assert "threads must be at most 1024" in _refused("train", "--threads", str(2**62))
+
+
 def test_help_says_what_an_argument_is():
     assert "A ledger.jsonl, or a run folder." in call("ledger", "verify", "--help").output
 

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 _MAX_SHOWN = 60
+LARGEST_INTEGER = 2**63 - 1  # of NumPy and torch
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -17,7 +18,7 @@ def check_positive(name: str, value: Any) -> None:
         ValueError: the value is something else.
     """
     if not (is_number(value) and value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite, got {_show(value)}")
+        raise ValueError(f"{name} must be positive and finite, got {show_value(value)}")
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -27,7 +28,7 @@ def check_not_negative(name: str, value: Any) -> None:
         ValueError: the value is something else.
     """
     if not (is_number(value) and value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be finite and >= 0, got {_show(value)}")
+        raise ValueError(f"{name} must be finite and >= 0, got {show_value(value)}")
 
 
 def check_in_range(name: str, value: Any, interval: str) -> None:
@@ -48,7 +49,7 @@ def check_in_range(name: str, value: Any, interval: str) -> None:
     if is_inside and interval[-1] == ")":
         is_inside = value < high
     if not is_inside:
-        raise ValueError(f"{name} must lie in {interval}, got {_show(value)}")
+        raise ValueError(f"{name} must lie in {interval}, got {show_value(value)}")
 
 
 def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -59,7 +60,7 @@ def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
     """
     if value not in choices:
         raise ValueError(
-            f"{name} must be one of {', '.join(map(str, choices))}; got {_show(value)}"
+            f"{name} must be one of {', '.join(map(str, choices))}; got {show_value(value)}"
         )
 
 
@@ -67,10 +68,12 @@ def check_integer(name: str, value: Any, least: int) -> None:
     """Check that a setting is an integer of a least size; a truth value is not an integer.
 
     Raises:
-        ValueError: the value is something else.
+        ValueError: the value is something else, or more than 64 bits hold.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {_show(value)}")
+        raise ValueError(f"{name} must be an integer >= {least}, got {show_value(value)}")
+    if value > LARGEST_INTEGER:
+        raise ValueError(f"{name} must be an integer below 2**63, got {show_value(value)}")
 
 
 def check_optional_integer(name: str, value: Any, least: int) -> None:
@@ -94,9 +97,12 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any, most: int = _MAX_SHOWN) -> str:
     """Return the text of a value, shortened so that a message stays readable."""
-    text = repr(value)
-    if len(text) > _MAX_SHOWN:
-        return f"{text[:_MAX_SHOWN]}…"
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "an integer of more than 4,300 digits"
+    if len(text) > most:
+        return f"{text[:most]}…"
     return text

@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -91,6 +92,8 @@ def _describe_error(error: Exception) -> str:
         return f"unexpected argument {error.unused_tokens[0]!r}; see --help"
     if isinstance(error, CycloptsError):
         error.verbose = False
+        # Its messages quote a number of thousands of digits in full.
+        return re.sub(r"(\d{20})\d{20,}", r"\1…", str(error))
     text, place = str(error), _find_own_line(error)
     if isinstance(error, _KNOWN_ERRORS):
         return f"{text} ({place})" if place else text

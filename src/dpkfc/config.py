@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpkfc._checks import (
+    check_in_range,
     check_integer,
     check_not_negative,
     check_one_of,
@@ -32,6 +33,7 @@ from dpkfc.data.sampling import (
 from dpkfc.privacy import cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import (
+    LARGEST,
     PlanBase,
     calibrate_noise_multiplier,
     check_target,
@@ -809,6 +811,7 @@ class PrivacyConfig:
             ValueError: a value outside its range, or a batch larger than the dataset.
         """
         check_not_negative("noise_multiplier", noise_multiplier)
+        check_in_range("noise_multiplier", noise_multiplier, f"[0, {LARGEST:g}]")
         sampler = self._sampler(dataset_size)
         check_target(None, delta, dataset_size, uncertified=self.uncertified)
         return self._plan(sampler, noise_multiplier, delta)

@@ -72,8 +72,8 @@ class RunSettings(Section):
         0, "canaries that train along and bound ε from below; 0: none, else 20 or more", least=0
     )
     out: str = declare("", "run folder; empty: a new folder below runs/")
-    num_workers: int = declare(0, "loader processes", least=0)
-    threads: int = declare(0, "numerical threads; 0: torch's own choice", least=0)
+    num_workers: int = declare(0, "loader processes", least=0, most=1024)
+    threads: int = declare(0, "numerical threads; 0: torch's own choice", least=0, most=1024)
     device: str = declare("cpu", "torch device")
     capture_graphs: bool = declare(
         False, "capture passes as graphs: faster steps after a first one of seconds to a minute"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dpkfc._checks import check_integer, check_one_of, check_optional_integer
+from dpkfc._checks import LARGEST_INTEGER, check_integer, check_one_of, check_optional_integer
 from dpkfc.curvature.factor_history import History
 from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.layer_factors import Rules
@@ -281,8 +281,7 @@ class ProbePreconditioner(Preconditioner):
             check_integer(name, getattr(self, name), 1)
         for name in self.optional_counts:
             check_optional_integer(name, getattr(self, name), 1)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        check_integer("seed", self.seed, -LARGEST_INTEGER)
 
     def is_due(self, step: int) -> bool:
         """Return whether the metric is to be rebuilt before this step (from 0)."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dpkfc._checks import LARGEST_INTEGER, show_value
 from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import is_empty
@@ -36,10 +37,10 @@ def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
     checked = dict(ranks)
     for side, rank in checked.items():
         is_side = isinstance(side, str) and side.endswith((".A", ".G"))
-        if not is_side or type(rank) is not int or rank < 0:
+        if not is_side or type(rank) is not int or not 0 <= rank <= LARGEST_INTEGER:
             raise ValueError(
                 "ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; "
-                f"got {side!r}: {rank!r}"
+                f"got {show_value(side, 30)}: {show_value(rank, 30)}"
             )
     return checked
 

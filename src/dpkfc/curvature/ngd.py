@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpkfc._checks import check_in_range, check_positive
+from dpkfc._checks import check_in_range, check_positive, is_number, show_value
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.fisher import (
     LayerFisher,
@@ -105,10 +105,10 @@ class NGD(ProbePreconditioner):
     def __post_init__(self) -> None:
         self._check(order=tuple(_READOUTS))
         check_positive("lambda_safe", self.lambda_safe)
-        if not 0 < self.base <= self.lambda_safe:
+        if not (is_number(self.base) and 0 < self.base <= self.lambda_safe):
             raise ValueError(
                 f"lambda_base must lie in (0, lambda_safe = {self.lambda_safe}], got "
-                f"{self.lambda_base}"
+                f"{show_value(self.lambda_base)}"
             )
         check_in_range("warm", self.warm, "[0, 1)")
         check_positive("power", self.power)

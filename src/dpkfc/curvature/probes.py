@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc._checks import check_in_range, check_positive
+from dpkfc._checks import LARGEST_INTEGER, check_in_range, check_positive, show_value
 from dpkfc.curvature.model_inputs import (
     Inputs,
     Sample,
@@ -92,10 +92,11 @@ class SyntheticProbe(Probe):
     def _check_shape(self: Any) -> None:
         """Refuse a shape that examples cannot have."""
         object.__setattr__(self, "shape", tuple(self.shape))
-        if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):
+        are_sizes = all(type(size) is int and 0 < size <= LARGEST_INTEGER for size in self.shape)
+        if not self.shape or not are_sizes:
             raise ValueError(
                 f"{type(self).__name__}: shape must be positive integers without the batch axis, "
-                f"got {self.shape}"
+                f"got {show_value(self.shape)}"
             )
 
     def _check_numbers(self: Any, **intervals: str) -> None:

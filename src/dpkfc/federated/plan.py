@@ -40,7 +40,12 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting, cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
+from dpkfc.privacy.calibration import (
+    LARGEST,
+    PlanBase,
+    calibrate_noise_multiplier,
+    check_target,
+)
 from dpkfc.privacy.events import event_to_dict
 from dpkfc.privacy.grid import GAUSSIAN, NOISES, ROUNDED, grid_of, widen_sensitivity
 from dpkfc.privacy.ledger import Ledger
@@ -552,6 +557,7 @@ class FederatedConfig:
             ValueError: a value outside its range.
         """
         check_not_negative("noise_multiplier", noise_multiplier)
+        check_in_range("noise_multiplier", noise_multiplier, f"[0, {LARGEST:g}]")
         check_target(None, delta, self.units)
         return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc._checks import check_positive, is_number
+from dpkfc._checks import check_positive, is_number, show_value
 from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, number_of_step, state_entries
 from dpkfc.privacy.mechanism import Released
 from dpkfc.tensors import Tensors
@@ -52,8 +52,11 @@ class AdamBC(PostProcess):
     needs_variance = True
 
     def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas of AdamBC must be two numbers in [0, 1), got {self.betas}")
+        are_weights = all(is_number(beta) and 0 <= beta < 1 for beta in self.betas)
+        if len(self.betas) != 2 or not are_weights:
+            raise ValueError(
+                f"betas of AdamBC must be two numbers in [0, 1), got {show_value(self.betas)}"
+            )
         if isinstance(self.floor, str):
             if self.floor != "auto":
                 raise ValueError(
@@ -61,8 +64,8 @@ class AdamBC(PostProcess):
                 )
         elif not (is_number(self.floor) and 0 < self.floor < math.inf):
             raise ValueError(
-                f"floor of AdamBC must be positive and finite, got {self.floor!r:.20}: v less"
-                " the noise can be negative; use the size of the squared signal, or 'auto'"
+                f"floor of AdamBC must be positive and finite, got {show_value(self.floor, 20)}: v"
+                " less the noise can be negative; use the size of the squared signal, or 'auto'"
             )
         check_positive("resolution of AdamBC", self.resolution)
 

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpkfc._checks import check_one_of, is_number
+from dpkfc._checks import check_one_of, is_number, show_value
 from dpkfc.postprocess.ema import EMA, check_averaging
 from dpkfc.postprocess.protocol import AT_PARAMETERS, LookaheadPoint, PostProcess, State
 from dpkfc.privacy.mechanism import Released
@@ -69,8 +69,8 @@ class DiSK(PostProcess):
             return
         if not (is_number(self.gamma) and math.isfinite(self.gamma) and self.gamma != 0):
             raise ValueError(
-                f"gamma of DiSK must be finite and not 0, got {self.gamma!r:.20}: at 0 both"
-                " points are the same; use mode='look_ahead' or EMA(kappa=...)"
+                f"gamma of DiSK must be finite and not 0, got {show_value(self.gamma, 20)}: at 0"
+                " both points are the same; use mode='look_ahead' or EMA(kappa=...)"
             )
         if self.mode != "two_point" and not math.isclose(self.gamma, self._lookahead):
             raise ValueError(

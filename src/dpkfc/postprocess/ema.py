@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpkfc._checks import check_one_of, is_number
+from dpkfc._checks import check_one_of, is_number, show_value
 from dpkfc.postprocess.linear_filter import (
     Recursion,
     filter_release,
@@ -79,7 +79,7 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
     """
     if not (is_number(kappa) and 0 < kappa <= 1):
         raise ValueError(
-            f"kappa of {name} must lie in (0, 1], got {kappa!r:.20}: it is the weight of the new"
-            " release; 1 switches the filter off"
+            f"kappa of {name} must lie in (0, 1], got {show_value(kappa, 20)}: it is the"
+            " weight of the new release; 1 switches the filter off"
         )
     check_one_of(f"init of {name}", init, INITS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dpkfc._checks import is_number, show_value
 from dpkfc.postprocess.ema import check_averaging
 from dpkfc.postprocess.linear_filter import Recursion, filter_release
 from dpkfc.postprocess.protocol import PostProcess, State
@@ -47,13 +48,13 @@ class LowPass(PostProcess):
     is_filter = True
 
     def __post_init__(self) -> None:
-        b = [float(x) for x in self.b]
-        a = [float(x) for x in self.a]
-        is_usable = a and b and a[0] and b[0] and all(map(math.isfinite, a + b))
-        if not is_usable:
+        are_finite = all(is_number(x) and math.isfinite(x) for x in (*self.b, *self.a))
+        b = [float(x) for x in self.b if are_finite]
+        a = [float(x) for x in self.a if are_finite]
+        if not (a and b and a[0] and b[0]):
             raise ValueError(
-                f"b and a must be finite numbers with b[0] and a[0] not zero, got b={self.b} and"
-                f" a={self.a}"
+                "b and a must be finite numbers with b[0] and a[0] not zero, got"
+                f" b={show_value(self.b, 36)} and a={show_value(self.a, 36)}"
             )
         n = max(len(b), len(a), 2)
         for name, coefficients in {"b": b, "a": a}.items():

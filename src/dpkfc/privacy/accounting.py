@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dpkfc._checks import LARGEST_INTEGER, show_value
 from dpkfc.privacy.dp_accountants import (
     check_pair,
     epsilon_by_pld,
@@ -202,7 +203,9 @@ class EpsilonCurve:
             ValueError: a negative count.
         """
         if count < 0:
-            raise ValueError(f"the number of releases must be >= 0, got {count}")
+            raise ValueError(f"the number of releases must be >= 0, got {show_value(count)}")
+        if count > LARGEST_INTEGER:
+            raise ValueError(f"the number of releases must be below 2**63, got {show_value(count)}")
         count = self._count_events(count)
         if self._also:
             charges = [(self.event, count), *self._also]
