@@ -2,9 +2,11 @@
 budget.
 """
 
+import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,8 +15,16 @@ from pyarrow import csv, parquet
 from safetensors.torch import load_file
 
 from dpkfc.app import processes, training_loop
+from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.metrics import Metrics
+from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.records import split_records
+from dpkfc.app.owndata.schema import read_schema
+from dpkfc.app.owndata.targets import Number
+from dpkfc.app.recipes.objective import CLASSIFICATION
 from dpkfc.privacy.ledger import verify
 from dpkfc.privacy.ledger_lines import LedgerError
+from tests.app.finished import read_card
 from tests.command_line import call
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
@@ -105,19 +115,46 @@ bounds = [0, 100]
 """
 
 
+def _assert_alike(found, expected, rel):
+    """JSON has the same names and texts, and numbers up to rounding."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = found.values(), expected.values()
+    if isinstance(expected, str | int | float | None):
+        is_number = isinstance(expected, float)
+        assert found == (pytest.approx(expected, rel=rel, abs=1e-7) if is_number else expected)
+        return
+    for one, other in zip(found, expected, strict=True):
+        _assert_alike(one, other, rel)
+
+
+def _judged(run):
+    """What the test rows of a run have said."""
+    rows = [(row.accuracy, row.loss) for row in Metrics.read(run / "metrics.parquet").evaluated()]
+    scores = json.loads((run / "scores.json").read_text("utf-8"))
+    return scores, rows, read_card(run)["results"]["test examples"]
+
+
 def test_processes_train_a_table_by_parts_like_one_process(tmp_path, monkeypatch):
-    """The rows of a file or the files of a folder are divided; moments are released once."""
+    """The rows of a file or the files of a folder are divided; moments are released once.
+
+    Each process predicts the test rows of its own part; in the folder the second part has none.
+    """
     monkeypatch.chdir(tmp_path)
     ages = list(range(20, 80))
     table = pa.table({"age": ages, "ill": [str(int(age > 50)) for age in ages]})
     csv.write_csv(table, "t.csv")
-    Path("parts").mkdir()
-    for row in range(0, 60, 20):
-        parquet.write_table(table.slice(row, 20), f"parts/{row}.parquet")
     Path("t.toml").write_text(TABLE, "utf-8")
     settings = ["--schema", "t.toml", "--steps", "2", "--batch-size", "0", "--test-mode"]
     assert call("train", "--data", "t.csv", *settings, "--out", "alone").exit_code == 0
     expected = load_file("alone/model.safetensors")
+    records = encode_table(Path("t.csv"), read_schema(Path("t.toml")))
+    trained = split_records(records, 0, 0, "t").train[0][:][:, 0]
+    kept = [round(50 * float(x) + 50) - ages[0] for x in trained[:9]]
+    others = [row for row in range(60) if row not in kept]
+    Path("parts").mkdir()
+    for name, rows in {"0": others[:20], "1": kept, "2": others[20:]}.items():
+        parquet.write_table(table.take(rows), f"parts/{name}.parquet")
     for data in ("t.csv", "parts"):
         for one in _run(tmp_path, "--data", data, *settings, "--out", f"{data}-run"):
             assert one["code"] == 0, one
@@ -125,10 +162,49 @@ def test_processes_train_a_table_by_parts_like_one_process(tmp_path, monkeypatch
         assert [release.get("purpose") for release in releases] == ["moments", None, None]
         for name, weights in load_file(f"{data}-run/model.safetensors").items():
             assert torch.allclose(weights, expected[name], atol=1e-5), (data, name)
+        _assert_alike(_judged(Path(f"{data}-run")), _judged(Path("alone")), rel=1e-4)
     csv.write_csv(table.slice(0, 1), "one.csv")
     refused = _run(tmp_path, "--data", "one.csv", *settings, "--out", "few")
     assert [one["code"] for one in refused] == [2, 2]
     assert "has no row for process 1; start fewer processes" in refused[1]["err"]
+
+
+class Gathering:
+    """The last of some processes, which hands on what all of them send."""
+
+    def __init__(self, sent):
+        self.sent = sent
+
+    def run_on_all(self, work):
+        return work()
+
+    def gather(self, value, to):
+        self.sent.append(value)
+        return self.sent
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, Number("n", 0.0, 10.0, ()).task])
+def test_outputs_of_parts_are_judged_like_rows_of_one_process(task):
+    """The parts are uneven, one has no test row, and labels are missing."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(700, 4, generator=generator)
+    outputs = 3 if task is CLASSIFICATION else 1
+    model = torch.nn.Linear(4, outputs)
+    labels = torch.randint(-1, 3, (700,), generator=generator)
+    if task is not CLASSIFICATION:
+        labels = torch.rand(700, generator=generator)
+        labels[5] = float("nan")
+    sent = []
+    for part in (slice(0, 600), slice(600, 600), slice(600, 700)):
+        held = ExampleSet(train=(rows, labels), test=(rows[part], labels[part]), share=["a"])
+        run = SimpleNamespace(model=model, evaluation_examples=held.test, data=held)
+        found, examples = processes.judged_parts(run, Gathering(sent))
+    assert found is not model and len(examples[1]) == 700
+    whole = vars(task.judge(model, (rows, labels)))
+    assert vars(task.judge(found, examples)) == pytest.approx(whole, rel=1e-6)
+    scores = task.scores(model, (rows, labels)).to_json("abc")
+    parts = task.scores(found, examples).to_json("abc")
+    _assert_alike(parts, scores, rel=1e-5)
 
 
 def test_a_restart_must_find_its_run(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,19 @@ _CHUNK = 50
 _ROWS = 1 << 16
 # Maps some of the examples to what they add to sums `[n, c]`.
 Columns = Callable[[slice], Floats]
+
+
+def order_examples(outputs: Floats, labels: Any) -> tuple[Floats, Any]:
+    """Return examples in an order that follows from themselves, so that draws follow from them too.
+
+    Args:
+        outputs: `[N]` or `[N, K]`.
+        labels: `[N]`.
+    """
+    if len(labels) >= _MANY:
+        return outputs, labels
+    order = np.lexsort((outputs.reshape(len(labels), -1)[:, 0], labels))
+    return outputs[order], labels[order]
 
 
 def mean_of_sums(totals: Floats, n: int) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums
+from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums, order_examples
 from dpkfc.app.scores import LEVEL, ClassScore, Floats, Score, Scores
 
 BINS = 15
@@ -47,6 +47,7 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     unlabelled = int((~is_known).sum())
     if not len(labels):
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
+    logits, labels = order_examples(logits, labels)
     answers = choose_classes(logits, threshold)
     log_probabilities = logits - _log_sum(logits)[:, None]
     rows = np.arange(len(labels))

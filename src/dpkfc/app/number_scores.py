@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums
+from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums, order_examples
 from dpkfc.app.scores import Floats, Scores
 
 _INTERVALS = f"95 % intervals from {DRAWS:,} bootstrap draws of the examples"
@@ -22,11 +22,11 @@ def score_numbers(predicted: Any, targets: Any) -> Scores:
     predicted = np.asarray(predicted, np.float64)
     targets = np.asarray(targets, np.float64)
     is_known = ~np.isnan(targets)
-    errors = (predicted - targets)[is_known]
-    targets = targets[is_known]
     unlabelled = int((~is_known).sum())
-    if not len(targets):
+    if not is_known.any():
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
+    predicted, targets = order_examples(predicted[is_known], targets[is_known])
+    errors = predicted - targets
     centred = targets - targets.mean()
     count = len(targets)
 

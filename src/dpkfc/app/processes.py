@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dpkfc import checkpoint
 from dpkfc.app.assembly import Prepared
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.examples import ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.recipes.objective import model_outputs
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.settings_file import deciding_settings, read_config
@@ -171,22 +173,35 @@ def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
 def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
     """Return the examples of a process that holds a part of the records, counted over all.
 
-    The test rows of all parts are held by every process, so that all evaluate alike.
-
     Args:
         own: the part, split.
         ranks: the processes.
     """
-    inputs, labels = own.test
-    # A row of a mapped file would be sent with the whole file.
-    sent = inputs[:].clone(), labels.clone(), len(own.train[1]), own.figures
-    parts = ranks.all_gather(sent)
-    tests, answers, sizes, figures = zip(*parts, strict=True)
-    if not sum(map(len, answers)):
+    parts = ranks.all_gather((len(own.train[1]), len(own.test[1]), own.figures))
+    sizes, tested, figures = zip(*parts, strict=True)
+    if not sum(tested):
         raise DatasetError(f"{own.source}: too few records for a test split; give more")
-    held = [size + len(labels) for size, labels in zip(sizes, answers, strict=True)]
+    held = [size + count for size, count in zip(sizes, tested, strict=True)]
     joined: Counter[tuple[str, str]] = Counter()
     for found, records in zip(figures, held, strict=True):
         joined.update({name: share * records / sum(held) for name, share in found.items()})
-    test = torch.cat(tests), torch.cat(answers)
-    return replace(own, test=test, total=sum(sizes), figures=joined)
+    return replace(own, total=sum(sizes), tested=sum(tested), figures=joined)
+
+
+def judged_parts(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Module, Examples]:
+    """Return the model and the examples that rank 0 judges. PRIVATE.
+
+    Where each process holds a part of the test rows, these are the outputs for all parts with their
+    labels, and a model that returns outputs as they are. So no test row leaves its process. Other
+    ranks than the first get nothing of the others.
+    """
+    model, (inputs, labels) = prepared.model, prepared.evaluation_examples
+    if not prepared.data.share:
+        return model, (inputs, labels)
+    outputs = ranks.run_on_all(lambda: [output.cpu() for output in model_outputs(model, inputs)])
+    # A part may have no test row.
+    own = torch.cat(outputs) if outputs else None
+    parts = ranks.gather((own, labels), to=0) or [(own, labels)]
+    found = [outputs for outputs, _ in parts if outputs is not None]
+    answers = torch.cat([labels for _, labels in parts])
+    return nn.Identity(), (torch.cat(found) if found else answers, answers)

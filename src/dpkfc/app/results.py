@@ -18,6 +18,7 @@ from dpkfc.app.assembly import Prepared
 from dpkfc.app.choice import describe_choice
 from dpkfc.app.count_forms import CountForm
 from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
+from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
 from dpkfc.app.metrics import Metrics, Row, list_unprotected
@@ -109,9 +110,20 @@ def evaluated_weights(session: Session) -> AbstractContextManager[None]:
 
 
 def write_results(
-    prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
+    prepared: Prepared,
+    folder: RunFolder,
+    session: Session,
+    metrics: Metrics,
+    judged_parts: tuple[nn.Module, Examples],
 ) -> Scores | None:
     """Write what a finished run leaves next to settings, ledger and checkpoint.
+
+    Args:
+        prepared: the run.
+        folder: of the run.
+        session: at its end.
+        metrics: of all steps.
+        judged_parts: model and examples that scores are computed from.
 
     Returns:
         The scores of the released weights; None for a task without them.
@@ -125,7 +137,7 @@ def write_results(
         metrics.add(last)
     elif recipe.task.scores is not None:
         with evaluated_weights(session):
-            scores = recipe.task.scores(prepared.model, prepared.evaluation_examples)
+            scores = recipe.task.scores(*judged_parts)
         content = {"measured_on": metrics.measured_on, **scores.to_json(recipe.classes)}
         write_json(folder.scores, content)
     card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
@@ -214,7 +226,8 @@ def _results(prepared: Prepared, last: Row, scores: Scores | None) -> dict[str, 
     if finite(last.accuracy) is None:
         figures[prepared.recipe.task.score] = missing_score(scores, measured_on)
     rows = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    rows[f"{measured_on} examples"] = len(prepared.evaluation_examples[1])
+    count = prepared.data.tested or len(prepared.evaluation_examples[1])
+    rows[f"{measured_on} examples"] = count
     return rows | (scores.card_rows(measured_on, prepared.recipe.classes) if scores else {})
 
 

@@ -29,13 +29,14 @@ from dpkfc.app.processes import (
     check_visible,
     is_started,
     join_shares,
+    judged_parts,
     processes,
     use_own_device,
 )
 from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.results import Result, make_curve, write_results
+from dpkfc.app.results import Result, evaluated_weights, make_curve, write_results
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, write_text
 from dpkfc.app.scores import Scores
@@ -375,7 +376,9 @@ def _train(
         ranks.run_on_all(partial(check_finite, session.layers))
         scores = audit = None
         if not interrupted and not figures_only:
-            write = partial(write_results, prepared, folder, session, metrics)
+            with evaluated_weights(session):
+                parts = judged_parts(prepared, ranks)
+            write = partial(write_results, prepared, folder, session, metrics, parts)
             scores = ranks.broadcast_from_rank0(write, "results")
             if canaries is not None:
                 audit = _judge_canaries(canaries, plan, metrics)

@@ -38,6 +38,7 @@ class ExampleSet:
         share: public names of the part of the training examples that this process alone holds;
             empty where it holds all.
         total: training examples of all processes; 0 where this one holds all, or has not been told.
+        tested: test examples of all processes; 0 in the same cases.
     """
 
     train: Examples
@@ -50,6 +51,7 @@ class ExampleSet:
     digest: str = ""
     share: Sequence[str] = ()
     total: int = 0
+    tested: int = 0
 
     def map_splits(self, change: Callable[[str, Examples], Examples], **others: Any) -> ExampleSet:
         """Return the set with a change of every split, and of other attributes.

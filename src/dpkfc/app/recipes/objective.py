@@ -84,7 +84,7 @@ def model_outputs(model: nn.Module, inputs: Tensor, chunk: int = 250) -> Iterato
         inputs: on any device.
         chunk: inputs of a forward pass, so that activations fit the caches of a core.
     """
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters()), inputs.device)
     with evaluation_mode(model):
         for part in inputs.split(chunk):
             yield model(part.to(device))
