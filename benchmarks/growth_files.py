@@ -59,24 +59,29 @@ def pair(_: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_schemas(folder)
-        write_table(folder / "table.csv", PAIR_ROWS)
-        command = ["-m", "dpkfc", "train", "--data", "table.csv", "--schema", "table.toml"]
+        command = ["-m", "dpkfc", "train", "--schema", "table.toml", *SETTINGS, "--data"]
         launch = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
-        # The memory of the larger process, and the seconds of all.
-        return {
-            "records": PAIR_ROWS,
-            "one": measure([*command, *SETTINGS, "--out", "one"], folder),
-            "two": measure([*launch, *command, *SETTINGS, "--out", "two"], folder),
-        }
+        found: dict[str, Any] = {"records": PAIR_ROWS}
+        for rows, kind in ((1000, " of a thousand"), (PAIR_ROWS, "")):
+            data = f"table{rows}.csv"
+            write_table(folder / data, rows)
+            # The memory of the larger process, and the seconds of all.
+            for name, words in (("one", command), ("two", [*launch, *command])):
+                found[name + kind] = measure([*words, data, "--out", name + kind], folder)
+        return found
 
 
 def pair_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
     """Return the memory of one process, and of a process of two over it."""
     rows = f"{found['records']:,} rows"
     one, two = found["one"]["peak_gib"], found["two"]["peak_gib"]
+    beyond = two - found["two of a thousand"]["peak_gib"]
+    beyond /= one - found["one of a thousand"]["peak_gib"]
+    name = f"{rows} on two processes: peak memory of a process ÷ of one process"
     return [
         (f"{rows} of CSV, peak GiB", one, 1.86),
-        (f"{rows} on two processes: peak memory of a process ÷ of one process", two / one, 0.6),
+        (name, two / one, 0.6),
+        (f"{name}, both beyond a thousand rows", beyond, 0.0),
     ]
 
 

@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 # Rows of a pass over all of them, where the plan sets no limit. It changes no result.
 _MOST_ROWS = 4096
 # Rows whose numbers and norms memory holds at once.
-_SUMMED_ROWS = 1 << 20
+_SUMMED_ROWS = 1 << 16
 
 
 class Session:
