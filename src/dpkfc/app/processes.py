@@ -192,8 +192,8 @@ def judged_parts(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Modu
     """Return the model and the examples that rank 0 judges. PRIVATE.
 
     Where each process holds a part of the test rows, these are the outputs for all parts with their
-    labels, and a model that returns outputs as they are. So no test row leaves its process. Other
-    ranks than the first get nothing of the others.
+    labels, and a model that returns outputs as they are. So no test row leaves its process.
+    Ranks other than the first keep their own part alone.
     """
     model, (inputs, labels) = prepared.model, prepared.evaluation_examples
     if not prepared.data.share:
