@@ -4,8 +4,6 @@ forks it.
 Not Flower: a test shows that it is imported late.
 """
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 from importlib import import_module

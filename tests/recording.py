@@ -2,8 +2,6 @@
 this one is not looked into.
 """
 
-from __future__ import annotations
-
 
 class Heard(list):
     """A list without attributes, which is nobody's memory but the test's."""

@@ -1,7 +1,5 @@
 """Freed memory stays with the process where it is asked to, and only there."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

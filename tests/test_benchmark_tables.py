@@ -1,7 +1,5 @@
 """What the tables of the speed benchmark judge, and by which goals; the numbers are made up."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The speed benchmark runs, at a size that takes seconds; what it measures is not tested."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

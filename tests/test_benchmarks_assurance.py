@@ -1,7 +1,5 @@
 """A verdict of docs/assurance.md is marked when the source that it is about has changed since."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

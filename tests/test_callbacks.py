@@ -1,7 +1,5 @@
 """Callbacks see a session and can neither stop it, spend its budget nor learn more than asked."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

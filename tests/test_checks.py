@@ -1,7 +1,5 @@
 """Checks of single settings refuse what lies outside and name setting, value and range."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command line: what it prints, and one line on stderr with exit code 2 for every mistake."""
 
-from __future__ import annotations
-
 import io
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The plan of a convex head: the release of second moments, and what its noise does."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

@@ -2,8 +2,6 @@
 run that goes on.
 """
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

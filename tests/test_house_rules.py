@@ -1,7 +1,5 @@
 """The rules of CONTRIBUTING.md that a program can check: sizes, messages, dispatch, documents."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

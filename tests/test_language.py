@@ -4,8 +4,6 @@ Each pattern says what to write instead. Python files are read in comments and t
 code between backticks is left out.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

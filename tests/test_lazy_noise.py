@@ -1,7 +1,5 @@
 """Noise that waits: the same steps as DP-SGD, and a table that shows nothing in between."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """A machine that lacks something gets one line about it."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import namedtuple

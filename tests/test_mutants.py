@@ -1,7 +1,5 @@
 """The faults that benchmarks/mutants.py plants: each kind once, and source that still compiles."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 

@@ -2,8 +2,6 @@
 Python reads.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The manager asks a preconditioner when it is due, and hands on its state."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -2,8 +2,6 @@
 mode of the system.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -2,8 +2,6 @@
 checked, refused or printed.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

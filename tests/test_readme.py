@@ -2,8 +2,6 @@
 links, tables.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The session against brute force, and the invariants that only the whole loop can keep."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

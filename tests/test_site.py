@@ -2,8 +2,6 @@
 notebook runs.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The scikit-learn estimators: what they release, refuse, and do not look at."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

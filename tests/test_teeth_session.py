@@ -1,7 +1,5 @@
 """What a session keeps apart or refuses: private statistics in metrics, autocast, hooks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

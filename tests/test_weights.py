@@ -1,7 +1,5 @@
 """Which weights a run has released: any other value is told from them, on every device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """AdaDPS against its formula on formed gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Texts that a language model writes follow its own distribution, and the model stays as it was."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

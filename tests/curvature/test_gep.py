@@ -1,7 +1,5 @@
 """The public subspace against dense matrices, its description, its checkpoint and its refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 

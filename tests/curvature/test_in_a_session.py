@@ -2,8 +2,6 @@
 single examples.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -2,8 +2,6 @@
 last ones.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Second moments of gradients against formed gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

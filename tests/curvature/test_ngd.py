@@ -2,8 +2,6 @@
 layer.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

@@ -2,8 +2,6 @@
 trace of what is left out.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -2,8 +2,6 @@
 are all written out.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

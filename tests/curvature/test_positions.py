@@ -2,8 +2,6 @@
 where nothing is saved.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Sides that keep as many eigenpairs as they are told, whatever the rule by widths says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

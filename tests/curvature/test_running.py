@@ -2,8 +2,6 @@
 matrices.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace

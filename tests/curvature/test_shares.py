@@ -1,7 +1,5 @@
 """A refresh that several processes share: what each adds up, joined, is what one adds up alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

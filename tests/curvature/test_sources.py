@@ -2,8 +2,6 @@
 not fit.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

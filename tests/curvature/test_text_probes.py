@@ -2,8 +2,6 @@
 weights, HF models.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

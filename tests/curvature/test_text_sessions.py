@@ -2,8 +2,6 @@
 and bad probes by name.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

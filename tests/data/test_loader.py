@@ -2,8 +2,6 @@
 workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections import OrderedDict, UserDict

@@ -1,7 +1,5 @@
 """Rows that a public and a private dataset share are found where a user asks, and only there."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -2,8 +2,6 @@
 example is protected.
 """
 
-from __future__ import annotations
-
 import datasets
 import pytest
 import torch

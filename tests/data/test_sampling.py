@@ -2,8 +2,6 @@
 impostors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

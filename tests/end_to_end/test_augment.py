@@ -1,7 +1,5 @@
 """Average the gradients of several views of an example before its clip."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Change the parameters of a model after its session was built: refused by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

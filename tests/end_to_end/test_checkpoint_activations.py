@@ -1,7 +1,5 @@
 """Checkpoint activations: parts of the model run twice, or a refusal says why they may not."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

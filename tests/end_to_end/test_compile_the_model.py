@@ -5,8 +5,6 @@ The backend of these tests runs the captured graph as it is and counts, so that 
 needed.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

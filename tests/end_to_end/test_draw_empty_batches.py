@@ -1,7 +1,5 @@
 """Train on dicts of texts of many lengths, in Poisson batches of no and of one example."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Draw dropout, augmentations and batches from numbers that no seed makes known."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

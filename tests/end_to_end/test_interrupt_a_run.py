@@ -4,8 +4,6 @@ That an exception in a session and in an Opacus script leaks nothing is in `test
 and `tests/integrations/test_opacus_loader.py`; here are the other ways out.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import cache

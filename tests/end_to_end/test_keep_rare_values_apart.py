@@ -1,7 +1,5 @@
 """Hold a value that no public row has: each example counts as it does alone."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Make a small mistake: the error names it and the fix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -3,8 +3,6 @@
 `tests/zoo` holds the many ways to mix.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Pad records: a longer one in the batch may change nothing of a shorter one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

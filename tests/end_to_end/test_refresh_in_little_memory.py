@@ -1,7 +1,5 @@
 """Refresh a metric in the memory of a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -2,8 +2,6 @@
 alone.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

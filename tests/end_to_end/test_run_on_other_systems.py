@@ -1,7 +1,5 @@
 """Do without what Windows lacks; see `tests.without_unix`."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Let micro-batches become smaller until they fit: no step is charged twice or released in half."""
 
-from __future__ import annotations
-
 import random
 import traceback
 from functools import partial

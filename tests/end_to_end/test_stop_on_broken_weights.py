@@ -1,7 +1,5 @@
 """Hold NaN or infinity in the weights: the run stops before it spends more."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Train in bfloat16: norms, sums and noise stay in float32 and float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Hold records with NaN or infinity: they contribute zero, and no message tells of them."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from functools import cache

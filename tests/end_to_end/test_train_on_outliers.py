@@ -1,7 +1,5 @@
 """Hold one extreme record: it changes its own clipped gradient and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Train for whole patients: all records of one share one gradient, one clip and one draw."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Train models of transformers and adapters of peft, as they are, on padded texts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

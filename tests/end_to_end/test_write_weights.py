@@ -1,7 +1,5 @@
 """Write weights, a release or a batch from outside the session: noticed before the next release."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Additive features: one curve a number, one value a category, no row longer than one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The encoder that comes with the package, and the maps that stand beside each other."""
 
-from __future__ import annotations
-
 import errno
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Features of texts: each depends on its own text, and on public facts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

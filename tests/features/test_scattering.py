@@ -1,7 +1,5 @@
 """Scattering against direct sums in space, and scales that see no private data."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

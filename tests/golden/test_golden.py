@@ -1,7 +1,5 @@
 """Small runs give the numbers that they gave when `golden.json` was written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

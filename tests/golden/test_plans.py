@@ -1,7 +1,5 @@
 """The plan of every recipe and method has the hash that it had when `plans.json` was written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

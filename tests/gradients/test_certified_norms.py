@@ -1,7 +1,5 @@
 """A norm is never below the norm of what is summed: random shapes, and positions that cancel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -2,8 +2,6 @@
 metric and grouping.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Every trainable parameter belongs to exactly one layer, or is refused by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What one process can show of several: see tests/distributed for the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -2,8 +2,6 @@
 afterwards.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Passes over captured graphs: equal to single examples, captured anew or refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

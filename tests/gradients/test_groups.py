@@ -1,7 +1,5 @@
 """Groups of rows as one example, for every kind of layer, against a loop over groups in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

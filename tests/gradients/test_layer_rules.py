@@ -1,7 +1,5 @@
 """Rules of users for their own modules, against a loop of autograd in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -2,8 +2,6 @@
 never all gradients at once.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

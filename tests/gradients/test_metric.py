@@ -2,8 +2,6 @@
 inverses and devices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

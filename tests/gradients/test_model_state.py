@@ -1,7 +1,5 @@
 """A forward pass leaves nothing in the model that it has computed from private examples."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from contextlib import nullcontext
 from functools import partial

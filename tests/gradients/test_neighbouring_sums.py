@@ -5,8 +5,6 @@ A valid bound for every single example is not enough: a neighbour that pads the 
 overflows beside them, may not move their bounds either.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -2,8 +2,6 @@
 whatever the rule would take.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 layers.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Recurrent layers against a loop of autograd over single examples, in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -2,8 +2,6 @@
 they add nothing, and the run goes on. A message or an end of the run would tell of them.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 dense matrices.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What the tape refuses, and what one broken example does to the others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -2,8 +2,6 @@
 loop over single examples.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Noise that waits has the law of DP-SGD's, and a planted fault in it is caught."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy import stats

@@ -1,7 +1,5 @@
 """Methods combined through a session: each step against brute force, and wrong ones refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 of the norm engine.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 across rebuilt metrics.
 """
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 import pytest

@@ -1,7 +1,5 @@
 """SOFIM against a dense solve."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calibration returns the safe end of a narrow bracket, or one clear error."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

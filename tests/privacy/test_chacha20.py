@@ -2,8 +2,6 @@
 against the CPU stream.
 """
 
-from __future__ import annotations
-
 import os
 from fractions import Fraction
 

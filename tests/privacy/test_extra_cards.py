@@ -1,7 +1,5 @@
 """Cards and their verification where releases beside the steps were made."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Releases beside the steps: their charge, their noise, and ε of a plan that has some."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

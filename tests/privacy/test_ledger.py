@@ -2,8 +2,6 @@
 be written.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -2,8 +2,6 @@
 exactly, and rising along a run up to what the card says.
 """
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

@@ -2,8 +2,6 @@
 charged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

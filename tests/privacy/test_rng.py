@@ -2,8 +2,6 @@
 (seed, step).
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -2,8 +2,6 @@
 that repeat their bytes.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

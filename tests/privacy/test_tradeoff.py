@@ -1,7 +1,5 @@
 """What ε means: bounds of every attack against brute force, and ε for several records."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

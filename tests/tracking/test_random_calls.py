@@ -2,8 +2,6 @@
 examples and arguments.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Every rule of the tracker alone, against brute force."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

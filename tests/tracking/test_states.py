@@ -1,7 +1,5 @@
 """What a tracked pass knows of tensors that are written into, read, copied and covered."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """Every architecture of the zoo; the files of the families register them."""
 
-from __future__ import annotations
-
 from tests.zoo import (
     attention,
     convolution,

@@ -2,8 +2,6 @@
 relative positions.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

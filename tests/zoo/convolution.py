@@ -2,8 +2,6 @@
 leading axis.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

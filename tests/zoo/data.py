@@ -1,7 +1,5 @@
 """Augmentations and collate functions, which keep rows apart or mix them, and extreme records."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

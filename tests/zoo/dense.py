@@ -1,7 +1,5 @@
 """Multilayer perceptrons, activations, heads, and parameters that no layer of torch owns."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

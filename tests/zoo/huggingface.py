@@ -2,8 +2,6 @@
 is built.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Language models written by hand: embeddings, tying, prompts, flattening and language losses."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

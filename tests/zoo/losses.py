@@ -1,7 +1,5 @@
 """Losses of all kinds, each of which gives one number an example."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

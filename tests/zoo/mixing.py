@@ -1,7 +1,5 @@
 """Models and losses that mix examples: each must be refused by name."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -2,8 +2,6 @@
 loops.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

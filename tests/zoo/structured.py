@@ -1,7 +1,5 @@
 """Experts, hypernetworks, graphs and sets: structure beyond chains of layers."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -2,8 +2,6 @@
 where it mixes examples.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -2,8 +2,6 @@
 that leave torch.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn
