@@ -77,11 +77,14 @@ def join_rows(parts: Sequence[Any]) -> Any:
     """Return the rows of tensors, or of sparse rows of one width, behind one another."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts))
-    sizes = [len(part.places) for part in parts]
-    firsts = np.cumsum(sizes) - sizes
+    starts = []
+    size = 0
+    for part in parts:
+        starts.append(part.starts + size)
+        size += len(part.places)
     return replace(
         parts[0],
-        starts=np.concatenate([x.starts + first for x, first in zip(parts, firsts, strict=True)]),
+        starts=np.concatenate(starts),
         counts=np.concatenate([part.counts for part in parts]),
         places=np.concatenate([part.places for part in parts]),
         values=np.concatenate([part.values for part in parts]),

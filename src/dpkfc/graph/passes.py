@@ -278,9 +278,13 @@ def _program(capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer]) -
     whole, parts = _assign(layers, sites)
     kept: dict[fx.Node, None] = {}
     ended: dict[fx.Node, None] = {}
-    for site in [*(x for several in whole.values() for x in several), *(x for x, _ in parts)]:
+    used = [site for site, _ in parts]
+    for several in whole.values():
+        used += several
+    for site in used:
+        outputs = getattr(site, "outputs", {0: site.output})
         kept.update(dict.fromkeys(site.needs))
-        ended.update(dict.fromkeys(getattr(site, "outputs", {0: site.output}).values()))
+        ended.update(dict.fromkeys(outputs.values()))
     for _, operand in parts:
         if operand.parameter is None:
             kept[operand.node] = None
@@ -289,7 +293,7 @@ def _program(capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer]) -
         with graph.inserting_after(node):
             edges.append(graph.call_function(find_edge, (node,)))
     output = graph.output_node()
-    (losses,) = [x for x in output.all_input_nodes]
+    (losses,) = output.all_input_nodes
     output.args = ((losses, list(kept), edges),)
     own.module.recompile()
     return _Program(own.module.forward, list(kept), list(ended), whole, parts)
@@ -356,11 +360,13 @@ def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -
     if layer.rule == "conv":
         return all(isinstance(x, Convolution) for x in sites)
     if layer.rule == "embedding":
-        return all(isinstance(x, Embedding) and not x.weight.crosswise for x in sites)
-    if layer.rule == "tied":
-        return roles == ["weight"] and all(
-            (isinstance(x, Embedding) and not x.weight.crosswise)
-            or (isinstance(x, Product) and x.reads_parameter(transposed=False))
-            for x in sites
-        )
+        return all(map(_reads_rows, sites))
+    if layer.rule == "tied" and roles == ["weight"]:
+        products = [x for x in sites if not _reads_rows(x)]
+        return all(isinstance(x, Product) and x.reads_parameter(transposed=False) for x in products)
     return False
+
+
+def _reads_rows(site: Any) -> bool:
+    """Return whether a site looks up rows of a weight."""
+    return isinstance(site, Embedding) and not site.weight.crosswise

@@ -108,17 +108,19 @@ class Planner:
 
     def _product(self, site: Site, name: str) -> Product | None:
         arguments = _name_arguments(site)
-        addend = arguments.get("input", arguments.get("self")) if name == "addmm" else None
-        one, two = site.args[1:3] if name == "addmm" else site.args[:2]
+        addend = None
+        one, two = site.args[:2]
+        if name == "addmm":
+            addend = arguments.get("input", arguments.get("self"))
+            one, two = site.args[1:3]
         scales = (arguments.get("alpha", 1), arguments.get("beta", 1))
-        both = [one in self._trained, two in self._trained]
-        axis = _first(site.outputs)
-        if scales != (1, 1) or all(both):
+        if scales != (1, 1) or {one, two} <= self._trained:
             return None
         is_left = one in site.axes
-        x = one if is_left else two
-        if x not in site.axes or (one in site.axes) == (two in site.axes):
+        if is_left == (two in site.axes):
             return None
+        x = one if is_left else two
+        axis = _first(site.outputs)
         if axis.dim != (0 if is_left else 1) or site.axes[x].dim != axis.dim:
             return None
         bias = self._operand(addend)

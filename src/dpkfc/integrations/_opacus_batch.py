@@ -889,7 +889,11 @@ def find_public_lengths(
     ranks = list(map(len, own))
     shapes = [x for x in shapes if list(map(len, x)) == ranks]
     places = [(i, dim) for i, rank in enumerate(ranks) for dim in range(1, rank)]
-    varied = [(i, dim) for i, dim in places if len({x[i][dim] for x in shapes}) > 1]
+    varied = []
+    for i, dim in places:
+        lengths_there = {x[i][dim] for x in shapes}
+        if len(lengths_there) > 1:
+            varied.append((i, dim))
     maps: list[Mapping[int, int]] = []
     for public in shapes:
         lengths: dict[int, int] = {}
@@ -1071,11 +1075,12 @@ def _match_leaves(arguments: Sequence[Any], batch: Sequence[Any]) -> list[_Match
         if isinstance(x, Tensor) and x.dim():
             own = [(j, _ARRANGEMENTS[0]) for j, y in enumerate(batch) if y is x]
             choices[i] = own or _find_leaves(x, batch)
-    return [
-        dict(zip(choices, chosen, strict=True))
-        for chosen in islice(product(*choices.values()), _MAX_MATCHES)
-        if len({j for j, _ in chosen}) == len(chosen)
-    ]
+    matches = []
+    for chosen in islice(product(*choices.values()), _MAX_MATCHES):
+        leaves = {j for j, _ in chosen}
+        if len(leaves) == len(chosen):
+            matches.append(dict(zip(choices, chosen, strict=True)))
+    return matches
 
 
 def _find_leaves(x: Tensor, batch: Sequence[Any]) -> list[tuple[int, _Arrangement]]:

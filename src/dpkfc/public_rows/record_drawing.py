@@ -56,11 +56,12 @@ _ELEMENTS = ((int, float), str, list, Mapping)
 
 def _is_uniform_list(x: Any) -> bool:
     """Return whether the elements of a list are of one type, so that it may have any length."""
-    return (
-        isinstance(x, list)
-        and len(x) > 0
-        and any(all(isinstance(y, kind) for y in x) for kind in _ELEMENTS)
-    )
+    if not isinstance(x, list) or not x:
+        return False
+    for kind in _ELEMENTS:
+        if all(isinstance(y, kind) for y in x):
+            return True
+    return False
 
 
 def _typical(x: list[Any]) -> Any:

@@ -140,11 +140,11 @@ def _read_template(records: Any, size: int) -> Template:
     common = {axis: most_common(own) for axis, own in lengths.items()}
     varied = [a for a, own in lengths.items() if own.count(common[a]) < _SAME_LENGTH * len(own)]
     draw = RecordDrawer(np.random.default_rng(SEED), "tokens")
+    prototypes = []
     try:
-        prototypes = [
-            draw.value_like(alike[0], common | dict.fromkeys(varied, length))
-            for length in (_LENGTHS if varied else _LENGTHS[:1])
-        ]
+        for length in _LENGTHS if varied else _LENGTHS[:1]:
+            sizes = common | dict.fromkeys(varied, length)
+            prototypes.append(draw.value_like(alike[0], sizes))
     except TypeError as error:
         return Template(is_public=False, problem=str(error))
     return Template(prototypes, is_public=False)

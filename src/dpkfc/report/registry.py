@@ -62,17 +62,16 @@ def export_entry(run: Path, out: Path | None, stated: Mapping[str, str]) -> tupl
     for name, value in stated.items():
         section, key = _PLACES[name]
         deployment[section][key] = value
-    missing = [
-        f"{section}.{key}: {text.removeprefix(MISSING)}"
-        for section, content in deployment.items()
-        for key, value in content.items()
-        for text in (value if isinstance(value, list) else [value])
-        if key != "notes" and str(text).startswith(MISSING)
-    ]
-    lacks = [
-        (place, flag) for place, flag in _TIER_3.items() if place[1] not in deployment[place[0]]
-    ]
-    missing += [f"{section}.{key}, for tier 3: {flag}" for (section, key), flag in lacks]
+    missing = []
+    for section, content in deployment.items():
+        for key, value in content.items():
+            texts = value if isinstance(value, list) else [value]
+            found = [text for text in texts if str(text).startswith(MISSING)]
+            if key != "notes":
+                missing += [f"{section}.{key}: {text.removeprefix(MISSING)}" for text in found]
+    for (section, key), flag in _TIER_3.items():
+        if key not in deployment[section]:
+            missing.append(f"{section}.{key}, for tier 3: {flag}")
     record["tier"] = 2 if missing else 3
     name = record["url_slug"].replace("-", "_") or "deployment"
     path = out or run / f"{name}.yaml"

@@ -74,13 +74,12 @@ def describe(path: Path, sheet: str = "") -> Described:
             stored[name] = "text"
         elif _date_writer(path, formats[name]):
             stored[name] = "date"
-    labels = {
-        name: {
-            number_text(code) if isinstance(code, float) else str(code): label
-            for code, label in of.items()
-        }
-        for name, of in described.variable_value_labels.items()
-    }
+    labels: dict[str, dict[str, str]] = {}
+    for name, labels_of_codes in described.variable_value_labels.items():
+        labels[name] = {}
+        for code, label in labels_of_codes.items():
+            text = number_text(code) if isinstance(code, float) else str(code)
+            labels[name][text] = label
     return Described(described.column_names, stored, formats, labels)
 
 

@@ -209,15 +209,13 @@ def _stored_parts(
         for name, sign in signs.items():
             if sign != ".":
                 texts[name] = pa_compute.replace_substring(_array(texts[name]), ".", sign)
-        yield Table(
-            {
-                name: Cells(texts[name], kinds[name])
-                if name in texts
-                else Cells(pa.array([folders[name]] * rows, pa.string()))
-                for name in names
-            },
-            rows,
-        )
+        cells = {}
+        for name in names:
+            if name in texts:
+                cells[name] = Cells(texts[name], kinds[name])
+            else:
+                cells[name] = Cells(pa.array([folders[name]] * rows, pa.string()))
+        yield Table(cells, rows)
 
 
 def _array(texts: Texts) -> pa.Array:
