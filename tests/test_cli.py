@@ -47,7 +47,13 @@ def _refused(*arguments):
 def test_a_number_of_thousands_of_digits_is_shortened_in_its_message():
     message = _refused("calibrate", "--epsilon", "1", "--dataset-size", "1" * 5000)
     assert "--dataset-size" in message and len(message) <= 160
-    assert "threads must be at most 1024" in _refused("train", "--threads", str(2**62))
+    assert "threads must be at most 1024" in _refused(
+        "train", "--recipe", "digits", "--threads", str(2**62)
+    )
+    tune = ("tune", "--recipe", "digits", "--method", "dp-sgd", "--out", "out")
+    assert "a method takes at most" in _refused(*tune, "--trials", "1" * 400)
+    assert "choose 1 to" in _refused(*tune, "--workers", "1" * 400)
+    assert "validation_size must be an integer" in _refused(*tune, "--validation-size", "1e999")
 
 
 def test_help_says_what_an_argument_is():

@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from dpkfc._checks import show_value
 from dpkfc.app.tuning.runs import Place, Row, Run, StudyError
 from dpkfc.app.tuning.study_progress import StudyProgress, Task
 from dpkfc.app.tuning.worker import PATIENCE, Outcome, begin_work, run_one
@@ -55,8 +56,8 @@ def worker_count(count: int | None) -> int:
         return cores
     if not 1 <= count <= cores:
         raise StudyError(
-            f"workers = {count}: every cell takes one core and there are {cores}; choose 1 to"
-            f" {cores}"
+            f"workers = {show_value(count, 20)}: every cell takes one core and there are {cores}; choose"
+            f" 1 to {cores}"
         )
     return count
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dpkfc._checks import show_value
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
 from dpkfc.app.tuning.arms import Arm, arms_for
@@ -28,6 +29,7 @@ from dpkfc.app.tuning.trials import SEED, Trials
 from dpkfc.app.tuning.tuned import ArmResult, Tuned
 
 _MOST_VALIDATION, _SHARE = 5000, 10
+MOST_TRIALS = 1_000_000
 JOURNAL = "trials.log"
 RESULTS = "results.json"
 
@@ -92,6 +94,10 @@ class TuneSettings:
             raise StudyError("which methods? give --method once or several times")
         if self.trials < 1:
             raise StudyError(f"trials = {self.trials}: every method needs one or more")
+        if self.trials > MOST_TRIALS:
+            raise StudyError(
+                f"trials = {show_value(self.trials, 20)}: a method takes at most {MOST_TRIALS:,}"
+            )
         if self.search not in SEARCHES:
             raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
         searched = {name for arm in self.arms() for name in arm.space}
@@ -131,9 +137,9 @@ def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
         DatasetError: missing or damaged data.
         ConfigError: an unknown recipe or setting.
     """
-    if given := settings.get("validation_size"):
-        return int(given)
     config = run_config({"recipe": recipe, **settings})
+    if config.data.validation_size:
+        return config.data.validation_size
     return min(_MOST_VALIDATION, recipe_of(config).data(config).size // _SHARE)
 
 
