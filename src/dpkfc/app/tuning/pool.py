@@ -56,8 +56,8 @@ def worker_count(count: int | None) -> int:
         return cores
     if not 1 <= count <= cores:
         raise StudyError(
-            f"workers = {show_value(count, 20)}: every cell takes one core and there are {cores}; choose"
-            f" 1 to {cores}"
+            f"workers = {show_value(count, 20)}: every cell takes one core and there are"
+            f" {cores}; choose 1 to {cores}"
         )
     return count
 
