@@ -20,21 +20,18 @@ COUNT = 8
 
 
 class Rows:
-    """Rows that are their own numbers."""
+    """Rows whose numbers alone decide their losses."""
 
     def __len__(self):
         return COUNT
-
-    def batch(self, indices):
-        return list(indices)
 
 
 class Sized(PublicPasses):
     """A loss that is another one in batches of one size."""
 
-    def losses(self, batch, size):
-        losses = torch.tensor([1.0 + i for i in batch], dtype=torch.float64)
-        return losses * (1 + self.loss_fn(None, size))
+    def losses_of_rows(self, rows, indices):
+        losses = torch.tensor([1.0 + i for i in indices], dtype=torch.float64)
+        return losses * (1 + self.loss_fn(None, len(indices)))
 
 
 def check(odd, difference):
@@ -162,6 +159,27 @@ def test_a_generator_that_a_model_reaches_has_a_secret_seed_in_each_pass():
         session.step(next(batches), sine_loss)
     assert numbers and len(set(numbers)) == len(numbers)
     assert torch.equal(GENERATOR.get_state(), before)
+
+
+def test_passes_over_the_same_rows_are_made_once():
+    """Comparisons of sizes, repetitions and gradients share the passes that draw no numbers."""
+    sizes = Heard()
+
+    def note(h):
+        sizes.append(len(h))
+        return h
+
+    train(Inner(note), rows(), sine_loss, steps=1)
+    # The last one is private.
+    assert sorted(sizes[:-1]) == [1] * 5 + [2, 4, 4, 5, 8, 8, 16]
+
+
+@pytest.mark.parametrize("value", [lambda i: i == 15, lambda i: i % 8], ids=["last", "periodic"])
+def test_numbers_of_places_in_a_batch_are_refused(value):
+    """The tracker takes them for numbers of the examples that are added to them."""
+    table = torch.tensor([float(value(i)) for i in range(16)]).double()[:, None]
+    model = Inner(lambda h: table[: len(h)].expand(len(h), 3).clone().add_(h))
+    assert_refused(open_session(model, rows()), "mixes examples|the loss of a row in", sine_loss)
 
 
 class Texts:

@@ -62,6 +62,12 @@ class _PlainCollate:
         return _replace_mappings(batch)
 
 
+def never_pads(collate: Collate) -> bool:
+    """Return whether a collate function is torch's, which refuses tensors of several shapes."""
+    function = collate.function if isinstance(collate, _PlainCollate) else collate
+    return function is default_collate
+
+
 class Fields(dict[str, Any]):
     """A dict whose items are attributes too, as in the `BatchEncoding` that it replaces."""
 

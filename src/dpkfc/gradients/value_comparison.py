@@ -65,7 +65,7 @@ def are_equal(
     if type(one) is not type(other):
         return False
     if isinstance(one, (Tensor, np.ndarray, *PLAIN)):
-        return same_values(one, other)
+        return one is other or same_values(one, other)
     parts = [_parts_of(x, of) for x, of in zip((one, other), objects, strict=True)]
     if len(parts[0]) != len(parts[1]):
         return False

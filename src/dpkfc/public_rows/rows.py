@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpkfc.data.loading import Collate
+from dpkfc.data.loading import Collate, never_pads
 from dpkfc.gradients.layers import tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.record_drawing import SEED, Axis, RecordDrawer, axes_of
@@ -65,6 +65,8 @@ class PublicRows:
         Returns:
             None where batches are padded and cannot be compared.
         """
+        if never_pads(self.collate):
+            return False
         groups: dict[int, list[Axis]] = {}
         for axis, length in axes_of(self.example):
             groups.setdefault(length, []).append(axis)

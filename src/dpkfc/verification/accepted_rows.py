@@ -17,6 +17,7 @@ def accept_rows(passes: PublicPasses, attempts: Attempts) -> tuple[PublicRows | 
     reason = "no public rows were given"
     for make_rows in attempts:
         rows = None
+        passes.known.clear()
         try:
             rows = make_rows(max(4, passes.max_rows))
             # A number in any row may lie outside a table, so all rows are tried.
@@ -35,17 +36,18 @@ def accept_rows(passes: PublicPasses, attempts: Attempts) -> tuple[PublicRows | 
 
 def _check_accepts(passes: PublicPasses, rows: PublicRows, size: int) -> None:
     """Check that the loss accepts a batch, unless it refuses one of its rows alone."""
-    batch = rows.batch(range(size))
     try:
-        passes.losses(batch, size)
+        passes.losses_of_rows(rows, range(size))
         return
     except Exception as error:
         if is_permanent(error):
             raise
         batch_error = error
+    # What the collate function raises is raised as it is.
+    rows.batch(range(size))
     for i in range(size):
         try:
-            passes.losses(rows.batch([i]), 1)
+            passes.losses_of_rows(rows, [i])
         except Exception:
             raise batch_error from None
     raise ValueError(
@@ -57,7 +59,7 @@ def _check_accepts(passes: PublicPasses, rows: PublicRows, size: int) -> None:
 
 def _check_batch_of_one(passes: PublicPasses, rows: PublicRows) -> None:
     try:
-        passes.losses(rows.batch([0]), 1)
+        passes.losses_of_rows(rows, [0])
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -45,7 +45,7 @@ from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.kept_results import refuse_kept_results
 from dpkfc.verification.public_passes import PublicPasses
 from dpkfc.verification.row_functions import check_row_functions
-from dpkfc.verification.tape_comparison import check_tape
+from dpkfc.verification.tape_comparison import Traced, check_tape
 
 _MAX_ROWS = 256  # of a compared batch
 
@@ -159,15 +159,16 @@ def _judge(passes: PublicPasses, attempts: Attempts, expected: int, strict: bool
         return Verdict(unchecked=reason, is_accepted=False)
     size = max(2, min(passes.max_rows // 2, expected))
     few = min(4, size)
-    failure = _trace_with_seeds(passes, rows, size, few)
+    failure, traced = _trace_with_seeds(passes, rows, size, few)
     collate_failure = check_row_functions(passes, rows, min(32, size))
     failure = failure or collate_failure
     if failure is not None and strict:
         raise _unknown_operation(failure)
     check_padding(passes, rows)
     make_batch = partial(passes.augment_rows, rows, range(few))
-    if passes.is_repeatable(make_batch, restarted=True):
-        failure = _compare(passes, rows, size, failure, make_batch)
+    known = passes.known.get(tuple(range(few)))
+    if passes.is_repeatable(make_batch, restarted=True, known=known):
+        failure = _compare(passes, rows, size, failure, make_batch, traced)
         if failure is not None and strict:
             raise _unknown_operation(failure)
         return Verdict(failure)
@@ -192,8 +193,17 @@ def _compare(
     size: int,
     failure: Unknown | None,
     make_batch: Callable[[], Any],
+    traced: Traced | None,
 ) -> Unknown | None:
     """Compare passes over the same rows, beside other rows and in batches of other sizes.
+
+    Args:
+        passes: of the model, which are repeatable from the same state of the generators.
+        rows: public rows.
+        size: of a batch.
+        failure: why the pass is not proved, or None.
+        make_batch: makes a batch of a few rows.
+        traced: the pass over these, where passes draw no random numbers.
 
     Returns:
         Why the gradients of a pass do not belong to its examples, or None.
@@ -201,13 +211,15 @@ def _compare(
     with ConstantNumbers():
         # numpy and random draw different numbers for a batch of another size.
         before = all_states()
-        is_repeatable = passes.is_repeatable(make_batch, restarted=False)
+        is_repeatable = traced is not None or passes.is_repeatable(make_batch, restarted=False)
         is_drawn = has_drawn(before, of_torch=False)
         are_constant = is_repeatable and not is_drawn
         if are_constant:
             check_sizes(passes, rows, failure)
         if failure is None:
-            failure = check_tape(passes, rows, min(4, size), alone=are_constant)
+            # Nothing is known any more where a pass since then has changed the model.
+            traced = traced if passes.known else None
+            failure = check_tape(passes, rows, min(4, size), alone=are_constant, traced=traced)
         if failure is not None:
             check_neighbours(passes, rows, size, failure, is_drawn=is_drawn)
     _check_memory(passes, rows)
@@ -216,17 +228,25 @@ def _compare(
 
 def _trace_with_seeds(
     passes: PublicPasses, rows: PublicRows, size: int, few: int
-) -> Unknown | None:
-    """Return the first reason why a pass is not proved, under several random states."""
+) -> tuple[Unknown | None, Traced | None]:
+    """Return the first reason why a pass is not proved, under several random states.
+
+    Where passes draw no random numbers one state stands for all, and the pass over a few rows is
+    returned too.
+    """
     failure = None
+    traced = None
     for seed, length in enumerate((size, few, few, few)):
         seed_generators(seed + 1)
-        seed_failure, _, losses = passes.trace(rows.batch(range(length)), length)
+        seed_failure, tape, losses = passes.trace_rows(rows, length)
         failure = failure or seed_failure
         if seed_failure is None and seed == 0:
             _warn_of_unused(passes, losses)
+        if seed == 1 and {tuple(range(size)), tuple(range(few))} <= passes.known.keys():
+            traced = tape, losses
+            break
     seed_generators(1)
-    return failure
+    return failure, traced
 
 
 def _warn_of_unused(passes: PublicPasses, losses: Tensor) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from dpkfc.gradients.one_pass import follow_augmentation, follow_pass, move_batc
 from dpkfc.gradients.state_check import PublicCheck
 from dpkfc.gradients.tape import Tape
 from dpkfc.public_rows.rows import PublicRows
-from dpkfc.rng_state import restarter
+from dpkfc.rng_state import all_states, has_drawn, restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.differences import losses_differ
@@ -36,6 +36,8 @@ class PublicPasses:
         max_rows: of a batch.
         state: of the model before the check.
         is_afresh: begin each pass with the same state, as passes of a step do.
+        known: losses of rows, by their indices, where no pass has changed an attribute of the
+            model, from passes that drew no random numbers. A row alone keeps its graph.
     """
 
     model: nn.Module
@@ -46,6 +48,7 @@ class PublicPasses:
     max_rows: int
     state: PublicCheck
     is_afresh: bool = False
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
@@ -54,6 +57,34 @@ class PublicPasses:
             losses = losses_of(self.loss_fn, self.model, batch)
         check_losses(losses, size)
         return losses
+
+    def losses_of_rows(self, rows: PublicRows, indices: Sequence[int]) -> Tensor:
+        """Return the losses `[n]` of some rows, known ones without another pass."""
+        key = tuple(indices)
+        losses = self.known.get(key)
+        if losses is None:
+            with self._note_losses(key) as noted:
+                losses = self.losses(rows.batch(indices), len(key))
+                noted.append(losses)
+        return losses
+
+    @contextmanager
+    def _note_losses(self, key: tuple[int, ...]) -> Iterator[list[Tensor]]:
+        """Note the losses that the body puts into the list, if another pass would give the same."""
+        states = all_states()
+        noted: list[Tensor] = []
+        yield noted
+        if self.state.replica.changed_attributes():
+            self.known.clear()
+        elif not has_drawn(states):
+            self.known[key] = noted[0] if len(key) == 1 else noted[0].detach()
+
+    def trace_rows(self, rows: PublicRows, size: int) -> tuple[Unknown | None, Tape, Tensor]:
+        """Track one pass over the first rows, and note its losses; return as `trace`."""
+        with self._note_losses(tuple(range(size))) as noted:
+            failure, tape, losses = self.trace(rows.batch(range(size)), size)
+            noted.append(losses)
+        return failure, tape, losses
 
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
         """Track one pass; return why it is not proved, its tape and its losses."""
@@ -73,17 +104,20 @@ class PublicPasses:
         """Return the augmented batch of some rows."""
         return self.augment_batch(rows.batch(indices), len(indices))
 
-    def is_repeatable(self, make_batch: Callable[[], Any], *, restarted: bool) -> bool:
+    def is_repeatable(
+        self, make_batch: Callable[[], Any], *, restarted: bool, known: Tensor | None = None
+    ) -> bool:
         """Return whether two passes agree, where torch draws constants.
 
         Args:
             make_batch: makes the batch of each pass.
             restarted: begin both with the same state of the global generators.
+            known: losses of one of the passes, if it was made and drew no random numbers.
         """
         restart = restarter()
-        passes = []
+        passes = [] if known is None else [known]
         with ConstantNumbers():
-            for _ in range(2):
+            while len(passes) < 2:
                 if restarted:
                     restart()
                 losses = losses_of(self.loss_fn, self.model, make_batch())

@@ -13,6 +13,7 @@ from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import split_sum
 from dpkfc.gradients.layers import Call, Layer, tensors_of
 from dpkfc.gradients.rules import blocks_of
+from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.rows import PublicRows
 from dpkfc.rng_state import restarter
@@ -21,8 +22,18 @@ from dpkfc.tracking.states import Unknown
 from dpkfc.verification.differences import all_gradients, difference_of, total_norm_of
 from dpkfc.verification.public_passes import PublicPasses
 
+Traced = tuple[Tape, Tensor]
+"""A proved pass that no backward pass has read yet: its tape and its losses `[n]`."""
 
-def check_tape(passes: PublicPasses, rows: PublicRows, size: int, *, alone: bool) -> Unknown | None:
+
+def check_tape(
+    passes: PublicPasses,
+    rows: PublicRows,
+    size: int,
+    *,
+    alone: bool,
+    traced: Traced | None = None,
+) -> Unknown | None:
     """Compare the tape with plain autograd once.
 
     This is a guard against faults of this library, and against hooks that mix examples in the
@@ -33,6 +44,7 @@ def check_tape(passes: PublicPasses, rows: PublicRows, size: int, *, alone: bool
         rows: public rows.
         size: of the batch on the tape.
         alone: let plain autograd differentiate one row at a time.
+        traced: the pass on the tape, where passes draw no random numbers.
 
     Returns:
         The first module that computes something else when it runs again, as one that fills a
@@ -41,17 +53,24 @@ def check_tape(passes: PublicPasses, rows: PublicRows, size: int, *, alone: bool
     restart = restarter()
     steps = torch.arange(1, size + 1, dtype=torch.float64, device=passes.device)
     weights = 0.5 + torch.frac(0.618 * steps)
-    restart()
-    failure, tape, losses = passes.trace(rows.batch(range(size)), size)
-    if failure is not None:
-        return failure
+    if traced is None:
+        restart()
+        failure, tape, losses = passes.trace(rows.batch(range(size)), size)
+        if failure is not None:
+            return failure
+    else:
+        tape, losses = traced
     calls = tape.backward(losses)
     step = 1 if alone else size
     total = torch.zeros((), dtype=torch.float64, device=passes.device)
     for first in range(0, size, step):
         part = range(first, first + step)
         restart()
-        losses = passes.losses(rows.batch(part), step)
+        if alone:
+            losses = passes.losses_of_rows(rows, part)
+        else:
+            # Losses of several rows may be known, and then without their graph.
+            losses = passes.losses(rows.batch(part), size)
         weighted = losses * weights[list(part)].to(losses)
         total = total + weighted.sum()
     expected = all_gradients(passes.model, total)
