@@ -7,30 +7,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.session import Session
+from tests.models import mlp
 
 N, B, WIDTH = 40, 8, 6
 
 
-def data(shift: float = 0.0, scale: float = 1.0, width: int = WIDTH) -> tuple[Tensor, Tensor]:
+def data(
+    n: int = N, *, width: int = WIDTH, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(N, width, generator=generator, dtype=torch.float64)
-    return x * scale + shift, torch.randint(0, 3, (N,), generator=generator)
+    x = torch.randn(n, width, generator=generator, dtype=dtype)
+    return x, torch.randint(0, 3, (n,), generator=generator)
 
 
-def net(*middle: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3), *middle).to(dtype)
-
-
-def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+def net(*last: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    return nn.Sequential(*mlp(dtype=dtype), *last)
 
 
 def plan(noise: float = 1.0, **settings: object) -> Plan:

@@ -17,6 +17,8 @@ from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.postprocess import DiSK
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.session import Session
+from tests.mutation_cases import weights
+from tests.sessions import cross_entropy as loss_fn
 
 ROWS, RECORDS, READS = 50, 60, 5
 
@@ -48,10 +50,6 @@ def data(highest=ROWS // 2):
     return ids, torch.randint(0, 3, (RECORDS,), generator=generator)
 
 
-def loss_fn(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def session(model, noise=1.0, lr=0.5, options=None, **settings):
     values = {"expected_batch_size": 6, "steps": 8, "test_mode_seed": 3, "max_grad_norm": 0.5}
     plan = PrivacyConfig(**{**values, **settings}).with_noise(noise, 1e-3, RECORDS)
@@ -66,10 +64,6 @@ def train(s, steps=100, loss=loss_fn):
         s.step(batch, loss)
         if done == steps:
             break
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def train_texts(lazy, model=None, loss=loss_fn, **settings):

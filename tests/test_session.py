@@ -17,19 +17,9 @@ from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.session import Session
 from dpkfc.weights import digest_for_files, digest_weights
 from dpkfc.weights_record import read_weights_record
-from tests.mutation_cases import N, kfac, loss_fn, weights
+from tests.mutation_cases import N, data, kfac, net, weights
 from tests.recording import Heard
-
-
-def data(n=N, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 6, generator=generator, dtype=dtype)
-    return x, torch.randint(0, 3, (n,), generator=generator)
-
-
-def net(dtype=torch.float64):
-    torch.default_generator.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+from tests.sessions import cross_entropy as loss_fn
 
 
 def config(**settings):

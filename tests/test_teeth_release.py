@@ -9,20 +9,8 @@ from scipy import stats
 from torch import nn
 
 from dpkfc.config import PrivacyConfig
-from tests.mutation_cases import (
-    WIDTH,
-    B,
-    Handed,
-    N,
-    data,
-    flat,
-    kfac,
-    loss_fn,
-    net,
-    plan,
-    session,
-    weights,
-)
+from tests.mutation_cases import WIDTH, B, Handed, N, data, flat, kfac, net, plan, session, weights
+from tests.sessions import cross_entropy as loss_fn
 
 # -- the law of the noise, through the whole session -----------------------------------------------
 

@@ -5,17 +5,8 @@ import torch
 from torch import nn
 
 from dpkfc.gradients.optimizer_step import check_optimizer
-from tests.mutation_cases import (
-    WIDTH,
-    Handed,
-    data,
-    flat,
-    kfac,
-    loss_fn,
-    net,
-    plan,
-    session,
-)
+from tests.mutation_cases import WIDTH, Handed, data, flat, kfac, net, plan, session
+from tests.sessions import cross_entropy as loss_fn
 
 # -- the metric at every refresh -------------------------------------------------------------------
 
@@ -30,7 +21,8 @@ def test_no_refresh_sees_private_data(scale):
     for shift, factor in ((0.0, 1.0), (3.0, 50.0)):
         model, found = net(), []
         p = plan(preconditioner=kfac(scale=scale), max_physical_batch_size=3)
-        with session(p, model, Handed(model, lr=0.0), dataset=data(shift, factor)) as s:
+        x, y = data()
+        with session(p, model, Handed(model, lr=0.0), dataset=(factor * x + shift, y)) as s:
             for batch in s.batches():
                 s.step(batch, loss_fn)
                 found.append((s.preconditioner.step, s.preconditioner.digest))

@@ -12,6 +12,7 @@ from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.report.officer import Declared
 from tests.app.finished import finished_run
+from tests.sessions import cross_entropy as loss
 
 __all__ = ["HOSTS", "SAID", "open_session", "plan_of", "train"]
 
@@ -23,10 +24,6 @@ SAID = {
     "not_private": {"loss": "of private data"},
     "declared": Declared(owner="Ward 3", purpose="predict readmission"),
 }
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def plan_of(**changed):

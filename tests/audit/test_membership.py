@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import nn
-from torch.nn import functional
 
 from dpkfc.audit.membership import compute_losses, infer_membership, infer_membership_from_losses
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.audit.sizes import size
+from tests.sessions import cross_entropy as loss
 
 DELTA, N = 1e-5, size(600, 2000)
 
@@ -32,10 +32,6 @@ def examples(count, seed):
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(20, 200), nn.ReLU(), nn.Dropout(0.1), nn.Linear(200, 2))
-
-
-def loss(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def test_a_model_that_learnt_by_heart_is_caught(evidence):

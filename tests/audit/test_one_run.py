@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import dpkfc.release_pipeline
 from dpkfc.audit.listener import Listener
@@ -26,6 +25,7 @@ from dpkfc.privacy.mechanism import Released
 from dpkfc.session import Session
 from dpkfc.step_record import Batch
 from tests.audit.sizes import FULL, size
+from tests.sessions import cross_entropy as loss
 
 DELTA, EXAMPLES, CANARIES, STEPS, BATCH = 1e-5, 1000, 1000, size(100, 200), 200
 PROBE = WhiteNoise((32,))
@@ -50,10 +50,6 @@ def network(width=64):
         nn.ReLU(),
         nn.Linear(width, 4),
     )
-
-
-def loss(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def settings(**options):

@@ -27,7 +27,8 @@ from dpkfc.privacy.mechanism import (
 )
 from dpkfc.privacy.rng import NoiseStream
 from tests.audit.sizes import size
-from tests.mutation_cases import WIDTH, B, N, kfac, loss_fn, net, session
+from tests.mutation_cases import WIDTH, B, N, kfac, net, session
+from tests.sessions import cross_entropy as loss_fn
 
 FLOATS = [torch.float32, torch.float64]
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
@@ -34,6 +33,8 @@ from tests.audit.walk import (
     process_state,
     tensors_alive,
 )
+from tests.mutation_cases import kfac
+from tests.sessions import cross_entropy as loss_fn
 
 N, B, WIDTH, STEPS = 40, 16, 6, 5
 VICTIM = 13  # drawn in the first step of every world, as is the unit that it belongs to
@@ -169,10 +170,6 @@ def net(*middle):
     return nn.Sequential(nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def loss_fn(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 @dataclass(frozen=True)
 class Task:
     """What is trained, and how; everything is made anew in every world."""
@@ -184,12 +181,6 @@ class Task:
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
     session: Callable[[], dict[str, Any]] = dict
     units: int = N
-
-
-def kfac(**settings):
-    return KFAC(
-        **{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings}
-    )
 
 
 def build_with_statistics():

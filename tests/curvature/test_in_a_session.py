@@ -7,7 +7,6 @@ import functools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.config import PrivacyConfig
@@ -17,6 +16,7 @@ from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
 from dpkfc.privacy.mechanism import gaussian_release
 from dpkfc.session import Session
 from tests.gradients.whitened import clip_in_library, example_rows, explicit, loop_gradients, matrix
+from tests.sessions import cross_entropy as loss_fn
 
 F64, N, B, STEPS, LR = torch.float64, 24, 6, 5, 0.01
 SHAPE = (2, 4, 5)
@@ -69,10 +69,6 @@ def data(kind):
 
 def public(kind):
     return PublicData(inputs(kind, 30, 3), labels(30, 3), provenance="other rows")
-
-
-def loss_fn(net, batch):
-    return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
 
 SETTINGS = {

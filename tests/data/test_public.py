@@ -15,6 +15,7 @@ from dpkfc.curvature import (
 from dpkfc.data.duplicates import check_disjoint, shared_rows
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
+from tests.sessions import cross_entropy as loss_fn
 
 X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
@@ -125,10 +126,6 @@ def train_beside_public_rows(*, shared):
         )
         engine.close()
     return [str(warning.message) for warning in caught]
-
-
-def loss_fn(model, batch):
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def test_minus_zero_and_shape():

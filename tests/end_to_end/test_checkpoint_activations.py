@@ -9,8 +9,9 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from tests.gradients.loop import loss_fn, record_gradients
-from tests.integrations.opacus_cases import make_scaled, private, weights
+from tests.integrations.opacus_cases import make_scaled, private
 from tests.models import randn
+from tests.mutation_cases import weights
 from tests.sessions import assert_refused, open_session, train
 
 N, D = 3, 4

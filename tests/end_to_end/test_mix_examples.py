@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.mutation_cases import Handed, N, data, flat, loss_fn, net, plan, session, weights
+from tests.mutation_cases import Handed, N, data, flat, net, plan, session, weights
 from tests.sessions import assert_refused
+from tests.sessions import cross_entropy as loss_fn
 
 
 class Mixer(nn.Module):

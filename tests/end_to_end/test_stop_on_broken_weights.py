@@ -36,7 +36,7 @@ def test_weights_that_are_not_finite_spend_nothing(value, verify):
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 def test_a_run_that_has_diverged_spends_no_more(preconditioner):
     session = train_until_error(
-        net(torch.float32),
+        net(dtype=torch.float32),
         data(dtype=torch.float32),
         3e38,
         max_grad_norm=1e3,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn import functional
 from torch.testing import assert_close
 
 from dpkfc.curvature import DeadLeaves, PublicData
@@ -23,12 +22,9 @@ from dpkfc.features import (
 )
 from dpkfc.features.joined import ENERGY
 from tests.gradients.loop import assert_equals_a_loop
+from tests.sessions import cross_entropy
 
 SHAPE = (1, 16, 16)
-
-
-def cross_entropy(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def images(n, shape=SHAPE):

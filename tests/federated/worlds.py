@@ -7,12 +7,9 @@ from torch import nn
 
 from dpkfc.federated import FederatedConfig, Server, make_clients
 from dpkfc.federated.partition import iid, parts
+from tests.sessions import cross_entropy as loss_fn
 
 CLIENTS, FEATURES, CLASSES, RECORDS = 4, 5, 3, 24
-
-
-def loss_fn(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def head(seed=0):

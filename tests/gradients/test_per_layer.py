@@ -12,6 +12,7 @@ from torch import nn
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.discovery import find_layers
 from tests.gradients.whitened import clip_in_library
+from tests.sessions import cross_entropy as loss_fn
 
 F64 = torch.float64
 
@@ -34,10 +35,6 @@ def data(n=6):
     return 3 * torch.randn(n, 1, 6, 6, generator=g, dtype=F64), torch.randint(
         0, 3, (n,), generator=g
     )
-
-
-def loss_fn(net, batch):
-    return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
 
 def sum_by_layers(net, x, y, c):

@@ -4,8 +4,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.integrations.opacus import BatchMemoryManager, PrivacyEngine
 from tests.models import mlp
 
@@ -105,16 +103,6 @@ def train(model, optimizer, batches, steps=None, criterion=None):
         if done == steps:
             break
     return done
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def kfac(**settings):
-    return KFAC(
-        **{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings}
-    )
 
 
 def backward(model, batch):

@@ -16,6 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.integrations.accelerate import guard
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
+from tests.mutation_cases import weights
 
 N = 40
 
@@ -45,10 +46,6 @@ def make_session(model, optimizer=None, noise=1.0):
 
 def mlp():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

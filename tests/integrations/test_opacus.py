@@ -26,8 +26,8 @@ from tests.integrations.opacus_cases import (
     private,
     sgd,
     train,
-    weights,
 )
+from tests.mutation_cases import weights
 
 # -- what is returned ------------------------------------------------------------------------------
 

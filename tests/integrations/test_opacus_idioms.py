@@ -30,8 +30,8 @@ from tests.integrations.opacus_cases import (
     private,
     sgd,
     train,
-    weights,
 )
+from tests.mutation_cases import weights
 
 # -- the model -------------------------------------------------------------------------------------
 

@@ -16,13 +16,12 @@ from tests.integrations.opacus_cases import (
     cnn,
     cut,
     data,
-    kfac,
     make_scaled,
     mlp,
     private,
     train,
-    weights,
 )
+from tests.mutation_cases import kfac, weights
 
 Pair = namedtuple("Pair", "x y")
 

@@ -13,16 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tests.integrations.opacus_cases import (
-    backward,
-    clipped_sum,
-    cut,
-    loader,
-    mlp,
-    private,
-    train,
-    weights,
-)
+from tests.integrations.opacus_cases import backward, clipped_sum, cut, loader, mlp, private, train
+from tests.mutation_cases import weights
 
 TORCH_BACKWARD = Tensor.backward
 

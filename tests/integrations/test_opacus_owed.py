@@ -6,17 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integrations.opacus_cases import (
-    B,
-    N,
-    backward,
-    cut,
-    data,
-    loader,
-    private,
-    train,
-    weights,
-)
+from tests.integrations.opacus_cases import B, N, backward, cut, data, loader, private, train
+from tests.mutation_cases import weights
 
 MARK = 50.0
 

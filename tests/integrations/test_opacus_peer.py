@@ -9,19 +9,8 @@ from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
-from tests.integrations.opacus_cases import (
-    B,
-    N,
-    cnn,
-    data,
-    kfac,
-    make_scaled,
-    mlp,
-    private,
-    sgd,
-    train,
-    weights,
-)
+from tests.integrations.opacus_cases import B, N, cnn, data, make_scaled, mlp, private, sgd, train
+from tests.mutation_cases import kfac, weights
 
 opacus = pytest.importorskip("opacus")
 

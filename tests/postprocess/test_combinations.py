@@ -7,7 +7,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.postprocess.pipeline import check_with_optimizer
 from tests.gradients.whitened import whiten
-from tests.mutation_cases import B, data, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import B, data, kfac, net, plan, session, weights
+from tests.sessions import cross_entropy as loss_fn
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoi
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.protocol import AT_PARAMETERS
 from tests.gradients.cases import sum_examples
-from tests.mutation_cases import N, loss_fn, net, plan, session, weights
+from tests.mutation_cases import N, net, plan, session, weights
 from tests.postprocess.cases import run
 from tests.recording import Heard
+from tests.sessions import cross_entropy as loss_fn
 
 MODES = ["two_point", "look_ahead", "storm"]
 

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.postprocess.weight_average import WeightAverage
-from tests.mutation_cases import Handed, loss_fn, net, plan, session, weights
+from tests.mutation_cases import Handed, net, plan, session, weights
+from tests.sessions import cross_entropy as loss_fn
 
 
 def test_table_of_the_warm_up():

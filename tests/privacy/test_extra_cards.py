@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
@@ -13,14 +12,11 @@ from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.report.spent import charges_of
 from dpkfc.report.verify import verify_ledger
 from dpkfc.report.written_card import CardError
+from tests.sessions import cross_entropy as loss_fn
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 TEXTS = {"title": "t", "chosen_by": "a test", "not_private": {}}
-
-
-def loss_fn(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def open_session(folder, noise, count, steps=4):

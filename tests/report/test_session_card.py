@@ -19,6 +19,7 @@ from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.card import CardFacts, build_card, session_card
 from dpkfc.report.card_files import to_markdown
 from dpkfc.report.verify import verify_ledger
+from tests.sessions import cross_entropy as loss
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
 SAID = {
@@ -26,10 +27,6 @@ SAID = {
     "chosen_by": "beforehand",
     "not_private": {"loss": "of private data"},
 }
-
-
-def loss(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def train_session(

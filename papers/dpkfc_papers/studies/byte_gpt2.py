@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from dpkfc.app.datasets.errors import import_optional
 from dpkfc.app.datasets.text import IMDB, load_texts
-from dpkfc.app.models import seeded
+from dpkfc.app.models import build_seeded
 from dpkfc.features import ZipfWords
 from dpkfc.features.cache import cached_tensors
 from dpkfc_papers.recipes.pairs import E2E, load_pairs
@@ -111,7 +111,7 @@ def train_start(data_dir: str) -> dict[str, Tensor]:
         for text in load_texts(IMDB, data_dir).train[0]
         for place in range(0, len(text) - LENGTH, LENGTH)
     ]
-    model = seeded(make_model, 0)
+    model = build_seeded(make_model, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=START_RATE)
     order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0)).tolist()
     for step in range(START_STEPS):
