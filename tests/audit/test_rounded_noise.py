@@ -68,10 +68,11 @@ def test_there_is_no_grid_for_nonsense(sensitivity, numbers):
 
 
 def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged():
-    p = plan_rounded_noise(1e9)
+    p = plan_rounded_noise(1e6)
     ledger = Ledger.open(None, p.hash)
+    sums = {"w": torch.zeros(1).expand(10**8)}  # the more numbers, the finer the grid
     with pytest.raises(ValueError, match="too large for noise='rounded' with sensitivity"):
-        release(ClippedSum({"w": torch.zeros(10)}, p.max_grad_norm), p, p.noise_stream(), ledger, 0)
+        release(ClippedSum(sums, p.max_grad_norm), p, p.noise_stream(), ledger, 0)
     assert ledger.count == 0
     with pytest.raises(ValueError, match="too small for noise='rounded'"):
         grid_of(1e-300, 10)

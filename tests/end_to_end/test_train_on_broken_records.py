@@ -134,7 +134,7 @@ def train_by_engine(missing):
     x, y = data(dtype=torch.float32)
     x[:missing, 2] = float("nan")
     engine, model, optimizer, loader = opacus_cases.private(
-        net(torch.float32),
+        net(dtype=torch.float32),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=N // 2),
         verify=False,
         test_mode_seed=None,
