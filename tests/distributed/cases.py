@@ -203,7 +203,9 @@ CASES = {
     ),
     "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
     "DP-KFC in float32": Case(
-        {"preconditioner": kfac()}, lambda: net(dtype=torch.float32), lambda: data(dtype=torch.float32)
+        {"preconditioner": kfac()},
+        lambda: net(dtype=torch.float32),
+        lambda: data(dtype=torch.float32),
     ),
     "DP-KFC on a convolution": Case({"preconditioner": kfac(chunk=5)}, image),
     "DP-KFC on words": Case(

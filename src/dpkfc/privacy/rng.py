@@ -29,7 +29,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from dpkfc._checks import check_optional_integer
+from dpkfc._checks import show_value
 from dpkfc.privacy.correlated_noise import BandedNoise, Recursion
 
 # --------------------------------------------------------------------------------------------------
@@ -112,7 +112,11 @@ class _Stream:
     _domain: str
 
     def __init__(self, seed: int | None = None) -> None:
-        check_optional_integer("the seed of a repeatable stream", seed, 0)
+        # Of any size: a federated party has a seed of 64 bits.
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise ValueError(
+                f"the seed of a repeatable stream must be an integer >= 0, got {show_value(seed)}"
+            )
         self._seed = seed
         self._key = b""
         if seed is not None:
