@@ -176,11 +176,13 @@ class ReleasedWeights:
 
         Frozen tensors are read once, since no release changes them.
         """
-        changed = self._list_tensors()
+        parameters = self._list_tensors(buffers=False)
         if self._known:
-            changed = {name: x for name, x in changed.items() if x.requires_grad}
+            changed = {name: x for name, x in parameters.items() if x.requires_grad}
+        else:
+            changed = self._list_tensors()
         self._known |= dict.fromkeys(self._aside, "") | digest_tensors(changed)
-        self._places = self._find_places()
+        self._places = _find_places(parameters)
 
     def set_aside(self, name: str) -> None:
         """Leave a parameter out until `take_back`: its values move to where no code reaches them.
@@ -202,9 +204,9 @@ class ReleasedWeights:
         """
         self._aside.remove(name)
         if self._known:
-            tensor = self._list_tensors(buffers=False)[name]
-            self._known[name] = "" if is_written else digest_tensors({name: tensor})[name]
-            self._places[name] = self._find_places()[name]
+            own = {name: self._list_tensors(buffers=False)[name]}
+            self._known[name] = "" if is_written else digest_tensors(own)[name]
+            self._places |= _find_places(own)
 
     def accept(self, releases: int, ranks: DistributedContext = SINGLE_PROCESS) -> None:
         """Take the weights as they are now, and note it where they have changed since a release.
@@ -219,7 +221,7 @@ class ReleasedWeights:
         if ranks.any(now != self._known):
             self.accepted.append(releases)
         self._known = now
-        self._places = self._find_places()
+        self._places = _find_places(self._list_tensors(buffers=False))
 
     def check_before_passes(self) -> None:
         """Raise as `check_parameters` does, without reading values where torch counted no write.
@@ -229,19 +231,10 @@ class ReleasedWeights:
         Raises:
             RuntimeError: naming the parameter.
         """
-        places = self._find_places()
+        places = _find_places(self._list_tensors(buffers=False))
         if not self._known or None in places.values() or places != self._places:
             self.check_parameters()
         self._places = places
-
-    def _find_places(self) -> dict[str, tuple[int, int] | None]:
-        """Return address and count of writes of each parameter; None where torch does not count."""
-        places: dict[str, tuple[int, int] | None] = {}
-        for name, x in self._list_tensors(buffers=False).items():
-            is_plain = x.layout == torch.strided and not x.is_inference()
-            is_plain = is_plain and not is_traceable_wrapper_subclass(x)
-            places[name] = (x.data_ptr(), x._version) if is_plain else None
-        return places
 
     def check_parameters(self, *, after_passes: bool = False) -> None:
         """Raise if something else than a release has written a parameter since the last one.
@@ -262,7 +255,7 @@ class ReleasedWeights:
         name = self._find_changed(parameters)
         if name is None:
             return
-        place = self._find_places()[name]
+        place = _find_places(parameters)[name]
         if after_passes and (place is None or place != self._places[name]):
             raise RuntimeError(
                 f"the forward pass writes to the parameter '{name}'; use a parametrization, or "
@@ -358,6 +351,16 @@ class ReleasedWeights:
                 if buffer is not None and name not in module._non_persistent_buffers_set:
                     tensors[prefix + name] = buffer
         return tensors
+
+
+def _find_places(parameters: NamedTensors) -> dict[str, tuple[int, int] | None]:
+    """Return address and count of writes of each parameter; None where torch does not count."""
+    places: dict[str, tuple[int, int] | None] = {}
+    for name, x in parameters.items():
+        is_plain = x.layout == torch.strided and not x.is_inference()
+        is_plain = is_plain and not is_traceable_wrapper_subclass(x)
+        places[name] = (x.data_ptr(), x._version) if is_plain else None
+    return places
 
 
 # --------------------------------------------------------------------------------------------------

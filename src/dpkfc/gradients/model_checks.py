@@ -10,7 +10,7 @@ from torch.nn.modules import module as _every_module
 
 from dpkfc.distributed.fsdp import reshard, to_local
 from dpkfc.gradients.layers import Layer, named_tensors
-from dpkfc.tensors import Tensors
+from dpkfc.tensors import NamedTensors, Tensors
 
 
 def check_unchanged(
@@ -34,9 +34,9 @@ def check_unchanged(
     """
     # An evaluation may have left the model gathered.
     reshard(model)
-    _check_covered(model, layers)
-    refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
+    _check_covered(now, layers)
+    refuse_gradient_hooks(model)
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
@@ -47,7 +47,7 @@ def check_unchanged(
         check_finite(layers)
 
 
-def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
+def _check_covered(parameters: NamedTensors, layers: Sequence[Layer]) -> None:
     """Refuse a model whose trainable parameters are no longer exactly its layers' parameters.
 
     An adapter was added, or a layer was unfrozen, frozen or replaced after `find_layers`.
@@ -62,7 +62,7 @@ def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
                     f"parameter '{name}' was taken out of its module after the model was made"
                     " private (a parametrization or a replaced layer?); do so before"
                 ) from error
-    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {id(p): name for name, p in parameters.items() if p.requires_grad}
     for key, name in trainable.items():
         if key not in covered:
             raise RuntimeError(
