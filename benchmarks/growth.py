@@ -30,7 +30,7 @@ from common import (
 from dpkfc_papers.studies.harness import finish, sheet
 from growth_embeddings import embedding_rows, embeddings
 from growth_files import file_rows, files, pair, pair_rows
-from growth_images import image_rows, images
+from growth_images import image_rows, image_run_rows, image_runs, images
 
 OUTPUT = RESULTS / "growth.json"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "growth.png"
@@ -210,6 +210,7 @@ MEASURED = {
     "files": files,
     "pair": pair,
     "images": images,
+    "image runs": image_runs,
     "embeddings": embeddings,
 }
 
@@ -232,6 +233,8 @@ def table(results: dict[str, Any]) -> str:
         rows += pair_rows(found)
     if found := results.get("images"):
         rows += image_rows(found)
+    if found := results.get("image runs"):
+        rows += image_run_rows(found)
     if found := results.get("embeddings"):
         rows += embedding_rows(found)
     cells = [

@@ -105,11 +105,15 @@ def measure_files(folder: Path, rows: int, texts: int) -> dict[str, Any]:
     return found
 
 
-def measure(words: list[str], folder: Path) -> dict[str, float]:
+def measure(words: list[str], folder: Path, **environment: str) -> dict[str, float]:
     """Return processor and wall seconds and the peak memory of a process."""
     begun = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
     _, status, usage = os.wait4(process.pid, 0)
     if status:

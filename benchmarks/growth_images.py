@@ -4,24 +4,35 @@
 
 A ridge head on 600 training images answers for 600 test images, on features in float32 and on
 those that a processor with AMX makes: its encoder multiplies bfloat16.
+
+    DPKFC_DATA=DIR DPKFC_BEFORE=CHECKOUT python benchmarks/growth.py --only "image runs"
+
+`dpkfc train` on a folder of 20,000 MNIST images, twice with one cache that begins empty, and once
+with the source of an earlier commit, whose features were not kept, and no cache.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dpkfc.app.datasets.sources import MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.images import image_features
 from dpkfc.features.joined import FlatFeatures
+from growth_files import SETTINGS, measure
 
 SHAPE = (1, 28, 28)
 IMAGES, CHUNK = 600, 100
 PENALTY = 100.0
+FOLDER_IMAGES = 20_000
 
 
 @torch.no_grad()
@@ -77,4 +88,49 @@ def image_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
     for name, row in found["sets"].items():
         half = row["bfloat16"]["milliseconds"] / 2
         rows.append((f"features of an image of {name}, processor ms over two cores", half, 3.0))
+    return rows
+
+
+def image_runs(_: int) -> dict[str, Any]:
+    """Return processor seconds of a first and a second run, and of one before features were kept.
+
+    One thread each: what runs beside adds no processor seconds.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_images(folder / "images", FOLDER_IMAGES)
+        words = ["-m", "dpkfc", "train", "--data", "images", *SETTINGS, "--out"]
+        kept = {"DPKFC_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        found: dict[str, Any] = {"images": FOLDER_IMAGES}
+        for run in ("first", "second"):
+            found[run] = measure([*words, run], folder, **kept)
+        if before := os.environ.get("DPKFC_BEFORE"):
+            place = os.pathsep.join(f"{before}/{part}" for part in ("src", "papers"))
+            unkept = {**kept, "DPKFC_CACHE": "", "PYTHONPATH": place}
+            found["before"] = measure([*words, "before"], folder, **unkept)
+    return found
+
+
+def write_images(folder: Path, count: int) -> None:
+    """Write images of MNIST as PNG files, in a folder for each digit."""
+    from PIL import Image
+
+    pixels, labels = load_pixels(MNIST).train
+    for digit in range(10):
+        (folder / str(digit)).mkdir(parents=True)
+    for number in range(count):
+        row = number % len(labels)
+        image = Image.fromarray(pixels[row].reshape(28, 28))
+        image.save(folder / str(labels[row]) / f"{number}.png")
+
+
+def image_run_rows(found: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return what was measured, with the goal."""
+    second = found["second"]["processor_seconds"]
+    name = f"{found['images']:,} images: processor seconds of a second run ÷"
+    rows = [(f"{name} of a first one", second / found["first"]["processor_seconds"], 0.0)]
+    if before := found.get("before"):
+        rows.append(
+            (f"{name} before features were kept", second / before["processor_seconds"], 0.4)
+        )
     return rows

@@ -16,7 +16,7 @@ from dpkfc.app.datasets.unpacking import BoundedStream
 
 PACKED = ".gz"
 # Bytes of a file that are split at once.
-BLOCK = 1 << 23
+BLOCK = 1 << 21
 
 
 def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Bytes that are read or written at once.
-_CHUNK = 1 << 24
+_CHUNK = 1 << 21
 
 
 @contextmanager
