@@ -87,6 +87,13 @@ def places(
     return found
 
 
+def each(make, calls, *more, **settings):
+    """Return the cases that `places`, `follow` or `lose` makes of each call."""
+    for name, call in calls.items():
+        made = make(name, call, *more, **settings)
+        yield from made if isinstance(made, list) else [made]
+
+
 def infer(call):
     """Return a call in inference mode, where composite operations are seen whole."""
 
@@ -124,46 +131,63 @@ def test_elementwise_operations_keep_the_examples_in_their_places():
     assert {name: of for name, of in found.items() if of} == {}
 
 
-def elementwise_table():
+def build_elementwise_table():
     cases = [
-        *places("to another type", lambda x: x.float()),
-        *places("copy_", lambda x: torch.zeros_like(x).copy_(x)),
-        *places("contiguous", infer(aten.contiguous)),
-        *places("detach", lambda x: x.detach()),
-        *places("alias", aten.alias),
-        *places("lift_fresh", lambda x: torch.add(aten.lift_fresh(x), 0)),
-        *places("clone", lambda x: x.clone()),
-        *places("bernoulli", torch.bernoulli, is_random=True),
-        *places("native_dropout", lambda x: torch.native_dropout(x, 0.5, True), is_random=True),
-        *places("dropout", infer(lambda x: F.dropout(x, 0.5)), is_random=True),
-        *places("prelu", lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype))),
+        *each(
+            places,
+            {
+                "to another type": lambda x: x.float(),
+                "copy_": lambda x: torch.zeros_like(x).copy_(x),
+                "contiguous": infer(aten.contiguous),
+                "detach": lambda x: x.detach(),
+                "alias": aten.alias,
+                "lift_fresh": lambda x: torch.add(aten.lift_fresh(x), 0),
+                "clone": lambda x: x.clone(),
+                "prelu": lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype)),
+                "fill_": lambda x: x.fill_(1.5),
+                "masked_fill": lambda x: x.masked_fill(x > 0.5, 0.0),
+                "gelu_": lambda x: aten.gelu_(x),
+                "rrelu_with_noise": lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x)),
+                "resolve_neg": infer(lambda x: aten.resolve_neg(x)),
+                "hardswish": F.hardswish,
+                "log_sigmoid": lambda x: aten.log_sigmoid_forward(x)[0],
+                "zero_": lambda x: x.zero_(),
+                "_cast_Float": infer(aten._cast_Float),
+                "_cast_Double": infer(aten._cast_Double),
+                "multigammaln": infer(lambda x: torch.special.multigammaln(x + 2, 2)),
+                "bucketize": lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double()),
+            },
+        ),
+        *each(
+            places,
+            {
+                "bernoulli": torch.bernoulli,
+                "native_dropout": lambda x: torch.native_dropout(x, 0.5, True),
+                "dropout": infer(lambda x: F.dropout(x, 0.5)),
+                "normal_": lambda x: x.normal_(),
+                "uniform_": lambda x: x.uniform_(),
+                "random_": lambda x: x.random_(),
+                "exponential_": lambda x: x.exponential_(),
+            },
+            is_random=True,
+        ),
         *places(
             "prelu whole",
             infer(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))),
             (2,),
             (0,),
         ),
-        *places("fill_", lambda x: x.fill_(1.5)),
-        *places("masked_fill", lambda x: x.masked_fill(x > 0.5, 0.0)),
-        *places("gelu_", lambda x: aten.gelu_(x)),
-        *places("rrelu_with_noise", lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x))),
-        *places("real", infer(torch.real), draw=complex_numbers),
-        *places("imag", infer(torch.imag), draw=complex_numbers),
-        *places("conj", infer(aten.conj), draw=complex_numbers),
-        *places("_conj", lambda x: torch.conj(x) * 2, draw=complex_numbers),
-        *places("resolve_conj", infer(lambda x: aten.resolve_conj(x)), draw=complex_numbers),
-        *places("resolve_neg", infer(lambda x: aten.resolve_neg(x))),
-        *places("hardswish", F.hardswish),
-        *places("log_sigmoid", lambda x: aten.log_sigmoid_forward(x)[0]),
-        *places("normal_", lambda x: x.normal_(), is_random=True),
-        *places("uniform_", lambda x: x.uniform_(), is_random=True),
-        *places("random_", lambda x: x.random_(), is_random=True),
-        *places("exponential_", lambda x: x.exponential_(), is_random=True),
-        *places("zero_", lambda x: x.zero_()),
-        *places("_cast_Float", infer(aten._cast_Float)),
-        *places("_cast_Double", infer(aten._cast_Double)),
-        *places("multigammaln", infer(lambda x: torch.special.multigammaln(x + 2, 2))),
-        *places("bucketize", lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double())),
+        *each(
+            places,
+            {
+                "real": infer(torch.real),
+                "imag": infer(torch.imag),
+                "conj": infer(aten.conj),
+                "_conj": lambda x: torch.conj(x) * 2,
+                "resolve_conj": infer(lambda x: aten.resolve_conj(x)),
+            },
+            draw=complex_numbers,
+        ),
         lose("bucketize by the examples", lambda x: torch.bucketize(x, x[0].sort()[0]), rows(4)),
         *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), draw=draw_integers(0, 4)),
         lose("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=draw_integers(0, 4))),
@@ -181,9 +205,16 @@ def elementwise_table():
             rows(N),
             rows(1),
         ),
-        follow("polar", torch.polar, rows(4), rows(4)),
-        follow("complex", torch.complex, rows(4), rows(4)),
-        follow("isclose", infer(torch.isclose), rows(4), rows(4)),
+        *each(
+            follow,
+            {
+                "polar": torch.polar,
+                "complex": torch.complex,
+                "isclose": infer(torch.isclose),
+            },
+            rows(4),
+            rows(4),
+        ),
         follow(
             "masked_fill of public",
             lambda m: torch.ones(N, 4).masked_fill(m, 0.0),
@@ -249,74 +280,113 @@ def build_shapes_table():
 # -- views and layout ------------------------------------------------------------------------------
 
 
-def view_table():
+def build_view_table():
     return [
-        *places("view in front", lambda x: x.view(-1, 4), (4,), (0,)),
-        *places("view apart", lambda x: x.view(*x.shape[:-1], 2, 2), (4,), (0,)),
-        *places("view of one", lambda x: x.view(-1), (4,), (0,)),
-        *places("as another type", lambda x: x.view(torch.int64)),
+        *each(
+            places,
+            {
+                "view in front": lambda x: x.view(-1, 4),
+                "view apart": lambda x: x.view(*x.shape[:-1], 2, 2),
+                "view of one": lambda x: x.view(-1),
+                "_unsafe_view": lambda x: aten._unsafe_view(x, [-1, 4]),
+                "_reshape_alias": lambda x: aten._reshape_alias(x, [x.numel()], [1]),
+                "unflatten": infer(lambda x: x.unflatten(-1, (2, 2))),
+                "unfold": lambda x: x.unfold(1, 2, 1),
+            },
+            (4,),
+            (0,),
+        ),
+        *each(
+            places,
+            {
+                "as another type": lambda x: x.view(torch.int64),
+                "unsqueeze": lambda x: x.unsqueeze(1),
+                "view_as": infer(lambda x: x.view_as(torch.zeros(x.numel()))),
+                "t": lambda x: x.t(),
+                "expand": lambda x: x.expand(2, *x.shape),
+                "expand ones": lambda x: x[:, None].expand(-1, 5, -1),
+                "repeat": lambda x: x.repeat(2, 3, 1),
+                "whole slice": lambda x: x[:],
+                "as_strided": lambda x: x.as_strided(x.shape, x.stride(), 0),
+            },
+        ),
         lose("a view with more elements", lambda x: x.view(torch.float32), rows(4)),
-        *places("_unsafe_view", lambda x: aten._unsafe_view(x, [-1, 4]), (4,), (0,)),
         *places("reshape", infer(lambda x: x.reshape(-1, 4)), (2, 4)),
-        *places("_reshape_alias", lambda x: aten._reshape_alias(x, [x.numel()], [1]), (4,), (0,)),
         *places("squeeze", lambda x: x.squeeze(1), (1, 4), (0,)),
         *places("squeeze all", lambda x: x.squeeze(), (1, 4), (0, 2)),
-        *places("unsqueeze", lambda x: x.unsqueeze(1)),
         *places("flatten", infer(lambda x: x.flatten(0, 1)), (4, 2), (0, 1, 2)),
-        *places("unflatten", infer(lambda x: x.unflatten(-1, (2, 2))), (4,), (0,)),
-        *places("view_as", infer(lambda x: x.view_as(torch.zeros(x.numel())))),
-        *places("permute", lambda x: x.permute(2, 0, 1), (4, 5), (0, 1, 2)),
-        *places("permute, negative", lambda x: x.permute(-1, 1, 0), (4, 5), (0, 1, 2)),
-        *places("transpose", lambda x: x.transpose(0, -1), (4, 5), (0, 1, 2)),
-        *places("t", lambda x: x.t()),
+        *each(
+            places,
+            {
+                "permute": lambda x: x.permute(2, 0, 1),
+                "permute, negative": lambda x: x.permute(-1, 1, 0),
+                "transpose": lambda x: x.transpose(0, -1),
+            },
+            (4, 5),
+            (0, 1, 2),
+        ),
         *places("t of a vector", lambda x: x.t(), (), (0,)),
-        *places("expand", lambda x: x.expand(2, *x.shape)),
-        *places("expand ones", lambda x: x[:, None].expand(-1, 5, -1)),
-        *places("repeat", lambda x: x.repeat(2, 3, 1)),
         *places("slice", lambda x: x[:, 1:4:2], (5,), (0,)),
-        *places("whole slice", lambda x: x[:]),
-        follow("first half of two views", lambda x: x[:N], batched(N, (4,), pre=2)),
-        follow("second half of two views", lambda x: x[N:], batched(N, (4,), pre=2)),
+        *each(
+            follow,
+            {
+                "first half of two views": lambda x: x[:N],
+                "second half of two views": lambda x: x[N:],
+                "narrow to a view": infer(lambda x: x.narrow(0, N, N)),
+                "split of two views": lambda x: x.split(N),
+            },
+            batched(N, (4,), pre=2),
+        ),
         follow("one of two places", lambda x: x[1::2], batched(N, (4,), post=2)),
         *places("narrow", infer(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
-        follow("narrow to a view", infer(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)),
-        *places(
-            "slice_scatter",
-            lambda x: torch.slice_scatter(x, 2 * x[:, :1], 1, 0, 1),
+        *each(
+            places,
+            {
+                "slice_scatter": lambda x: torch.slice_scatter(x, 2 * x[:, :1], 1, 0, 1),
+                "select_scatter": lambda x: torch.select_scatter(x, 2 * x.select(1, 0), 1, 0),
+                "select": lambda x: x.select(1, 1),
+            },
             (4, 5),
             (0, 2),
             (1,),
         ),
-        *places(
-            "select_scatter",
-            lambda x: torch.select_scatter(x, 2 * x.select(1, 0), 1, 0),
-            (4, 5),
-            (0, 2),
-            (1,),
-        ),
-        *places("select", lambda x: x.select(1, 1), (4, 5), (0, 2), (1,)),
         *places("select the last", lambda x: x.select(-1, -1), (4, 5), (0, 1), (2,)),
         *places("unbind", lambda x: x.unbind(1), (2, 5), (0, 2), (1,)),
-        *places("split", lambda x: x.split(2, 1), (4, 5), (0, 2)),
+        *each(
+            places,
+            {
+                "split": lambda x: x.split(2, 1),
+                "chunk": infer(lambda x: x.chunk(2, 1)),
+                "unsafe_split": lambda x: torch.unsafe_split(x, 2, 1),
+                "unsafe_chunk": infer(lambda x: torch.unsafe_chunk(x, 2, 1)),
+                "tensor_split": infer(lambda x: torch.tensor_split(x, [1, 3], 1)),
+            },
+            (4, 5),
+            (0, 2),
+        ),
         *places("split_with_sizes", lambda x: x.split([1, 3], 1), (4, 4), (0, 2)),
-        *places("chunk", infer(lambda x: x.chunk(2, 1)), (4, 5), (0, 2)),
-        *places("unsafe_split", lambda x: torch.unsafe_split(x, 2, 1), (4, 5), (0, 2)),
-        *places("unsafe_chunk", infer(lambda x: torch.unsafe_chunk(x, 2, 1)), (4, 5), (0, 2)),
         *places(
             "unsafe_split_with_sizes",
             lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 1),
             (4, 4),
             (0, 2),
         ),
-        *places("tensor_split", infer(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)),
-        follow("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
         follow(
             "chunk of two views",
             infer(lambda x: x.chunk(2, 1)),
             batched(N, (4,), 1, pre=2),
         ),
         follow("cat of two", lambda x, y: torch.cat([x, y], 1), rows(4), rows(2)),
-        follow("cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)),
+        *each(
+            follow,
+            {
+                "cat with public": lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1),
+                "cat with an empty one": lambda x: torch.cat([torch.zeros(0).double(), x], 1),
+                "concat": infer(lambda x: torch.concat([x, x], 1)),
+                "concatenate": infer(lambda x: torch.concatenate([x, x], 1)),
+            },
+            rows(4),
+        ),
         follow(
             "cat of two views",
             lambda x, y: torch.cat([x, y]),
@@ -324,18 +394,11 @@ def view_table():
             rows(4),
         ),
         follow(
-            "cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)
-        ),
-        follow("concat", infer(lambda x: torch.concat([x, x], 1)), rows(4)),
-        follow("concatenate", infer(lambda x: torch.concatenate([x, x], 1)), rows(4)),
-        follow(
             "stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)
         ),
-        *places("unfold", lambda x: x.unfold(1, 2, 1), (4,), (0,)),
         *places("unfold over the examples", lambda x: x.unfold(-1, 2, 1), (4,), (0,), (1,)),
         *places("diagonal", lambda x: x.diagonal(1, 0, 2), (4, 5), (1,), (0, 2)),
         *places("diagonal of the last", lambda x: x.diagonal(0, -1, -2), (4, 5), (0,), (1, 2)),
-        *places("as_strided", lambda x: x.as_strided(x.shape, x.stride(), 0)),
         lose("as_strided elsewhere", lambda x: x.as_strided((4, N), (N, 1), 0), rows(4)),
         *places("view_as_complex", torch.view_as_complex, (4, 2)),
         lose(
@@ -352,7 +415,7 @@ def view_table():
 # -- dimensions over which an operation works ------------------------------------------------------
 
 
-def along_table():
+def build_along_table():
     keeping = {
         "softmax": infer(lambda x: torch.softmax(x, 1)),
         "_softmax": lambda x: torch.softmax(x, 1),
@@ -446,7 +509,7 @@ def along_table():
 # -- products --------------------------------------------------------------------------------------
 
 
-def product_table():
+def build_product_table():
     weight = public(4, 5)
     return [
         follow("mm", torch.mm, rows(4), weight),
@@ -642,7 +705,7 @@ def convolutions():
 # -- operations on trailing dimensions -------------------------------------------------------------
 
 
-def trailing_table():
+def build_trailing_table():
     """Return operations that work within the last dimensions: of lines, images and volumes of one
     channel.
     """
@@ -820,7 +883,7 @@ def _sampled(x, grid):
 # -- normalisation ---------------------------------------------------------------------------------
 
 
-def normalisation_table():
+def build_normalisation_table():
     def no_statistics(x):
         return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
 
@@ -838,9 +901,18 @@ def normalisation_table():
         return call
 
     return [
-        *places(
-            "native_layer_norm",
-            lambda x: aten.native_layer_norm(x, x.shape[-1:], None, None, 1e-5),
+        *each(
+            places,
+            {
+                "native_layer_norm": lambda x: aten.native_layer_norm(
+                    x, x.shape[-1:], None, None, 1e-5
+                ),
+                "layer_norm": infer(lambda x: F.layer_norm(x, x.shape[-1:])),
+                "_fused_rms_norm": infer(
+                    lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)
+                ),
+                "rms_norm": infer(lambda x: F.rms_norm(x, x.shape[-1:])),
+            },
             (4, 5),
             (0, 1),
             (2,),
@@ -852,15 +924,6 @@ def normalisation_table():
             (0,),
             (1, 2),
         ),
-        *places("layer_norm", infer(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
-        *places(
-            "_fused_rms_norm",
-            infer(lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)),
-            (4, 5),
-            (0, 1),
-            (2,),
-        ),
-        *places("rms_norm", infer(lambda x: F.rms_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
         lose(
             "layer_norm with examples as weights",
             lambda x, w: F.layer_norm(x, (N,), w),
@@ -877,31 +940,27 @@ def normalisation_table():
         *places("group_norm", infer(lambda x: F.group_norm(x, 1)), (4, 3), (0,), (1, 2)),
         lose("group norm of joined examples", _joined_group_norm, rows(4, 3)),
         *places("instance norm", no_statistics, (5, 6), (1,), (0, 2)),
-        *places("frozen", with_statistics("native_batch_norm", False), (4, 5), (0, 2), (1,)),
-        *places("trained", with_statistics("native_batch_norm", True), (4, 5), (1,), (0, 2)),
-        *places(
-            "frozen, legit",
-            with_statistics("_native_batch_norm_legit_no_training"),
+        *each(
+            places,
+            {
+                "frozen": with_statistics("native_batch_norm", False),
+                "frozen, legit": with_statistics("_native_batch_norm_legit_no_training"),
+                "_batch_norm_no_update": with_statistics("_batch_norm_no_update"),
+            },
             (4, 5),
             (0, 2),
             (1,),
         ),
-        *places(
-            "trained, legit",
-            with_statistics("_native_batch_norm_legit", True),
+        *each(
+            places,
+            {
+                "trained": with_statistics("native_batch_norm", True),
+                "trained, legit": with_statistics("_native_batch_norm_legit", True),
+                "_batch_norm_with_update": with_statistics("_batch_norm_with_update"),
+            },
             (4, 5),
             (1,),
             (0, 2),
-        ),
-        *places(
-            "_batch_norm_with_update",
-            with_statistics("_batch_norm_with_update"),
-            (4, 5),
-            (1,),
-            (0, 2),
-        ),
-        *places(
-            "_batch_norm_no_update", with_statistics("_batch_norm_no_update"), (4, 5), (0, 2), (1,)
         ),
         lose(
             "batch norm with weights of examples",
@@ -923,7 +982,7 @@ def _joined_group_norm(x):
 # -- lookups ---------------------------------------------------------------------------------------
 
 
-def lookup_table():
+def build_lookup_table():
     ids, few = draw_integers(0, 4), draw_integers(0, 2)
     arange = torch.arange
     table = public(4, 5)
@@ -932,14 +991,21 @@ def lookup_table():
         return lambda i, w: F.embedding_bag(i, w, **flags)
 
     return [
-        follow("embedding", F.embedding, rows(2, draw=ids), table),
+        *each(
+            follow,
+            {
+                "embedding": F.embedding,
+                "bags": bags(),
+                "bags, summed": bags(mode="sum"),
+                "bags, largest": bags(mode="max"),
+                "bags with padding": bags(padding_idx=0),
+            },
+            rows(2, draw=ids),
+            table,
+        ),
         follow("embedding, folded", F.embedding, batched(N, (2,), 1, 2, 2, ids), table),
         lose("embedding into the examples", F.embedding, public(2, draw=few), rows(5)),
         lose("embedding of both", F.embedding, rows(2, draw=few), rows(5)),
-        follow("bags", bags(), rows(2, draw=ids), table),
-        follow("bags, summed", bags(mode="sum"), rows(2, draw=ids), table),
-        follow("bags, largest", bags(mode="max"), rows(2, draw=ids), table),
-        follow("bags with padding", bags(padding_idx=0), rows(2, draw=ids), table),
         follow(
             "bags with weights",
             lambda i, w, p: F.embedding_bag(i, w, per_sample_weights=p, mode="sum"),
@@ -1057,7 +1123,16 @@ def lookup_table():
             rows(2),
             rows(2),
         ),
-        follow("index_fill", lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5), rows(4)),
+        *each(
+            follow,
+            {
+                "index_fill": lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5),
+                "index_select": lambda x: x.index_select(1, torch.tensor([2, 0, 2])),
+                "index_select of all": lambda x: x.index_select(0, arange(N).repeat(2)),
+                "repeat_interleave": lambda x: x.index_select(0, arange(N).repeat_interleave(2)),
+            },
+            rows(4),
+        ),
         lose(
             "index_fill of examples", lambda x: x.index_fill(0, torch.tensor([2, 0]), 0.5), rows(4)
         ),
@@ -1067,7 +1142,6 @@ def lookup_table():
             rows(4),
             rows(2),
         ),
-        follow("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), rows(4)),
         follow(
             "index_select by examples", lambda x, i: x.index_select(0, i), table, rows(draw=ids)
         ),
@@ -1076,12 +1150,6 @@ def lookup_table():
             lambda x, i: x.index_select(1, i),
             table,
             batched(N, (), 0, 2, 2, ids),
-        ),
-        follow("index_select of all", lambda x: x.index_select(0, arange(N).repeat(2)), rows(4)),
-        follow(
-            "repeat_interleave",
-            lambda x: x.index_select(0, arange(N).repeat_interleave(2)),
-            rows(4),
         ),
         *index_table(ids, few),
         *index_put_table(ids, few),
@@ -1146,10 +1214,19 @@ def index_put_table(ids, few):
 
     rest = None
     return [
-        follow("index_put", written(rest, one), rows(4), rows(2)),
+        *each(
+            follow,
+            {
+                "index_put": written(rest, one),
+                "index_put, added": written(rest, torch.tensor([1, 1]), add=True),
+                "_index_put_impl_": lambda x, y: aten._index_put_impl_(x, [None, one], y),
+                "_unsafe_index_put": lambda x, y: aten._unsafe_index_put(x, [None, one], y),
+            },
+            rows(4),
+            rows(2),
+        ),
         follow("index_put of public", written(rest, one), rows(4), public(2)),
         follow("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
-        follow("index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)),
         follow(
             "index_put in front",
             written(one),
@@ -1163,18 +1240,6 @@ def index_put_table(ids, few):
             batched(N, (2,), 1),
         ),
         follow("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
-        follow(
-            "_index_put_impl_",
-            lambda x, y: aten._index_put_impl_(x, [None, one], y),
-            rows(4),
-            rows(2),
-        ),
-        follow(
-            "_unsafe_index_put",
-            lambda x, y: aten._unsafe_index_put(x, [None, one], y),
-            rows(4),
-            rows(2),
-        ),
         lose("index_put to other examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
         follow(
             "index_put at examples",
@@ -1194,7 +1259,7 @@ def index_put_table(ids, few):
 # -- attention and losses --------------------------------------------------------------------------
 
 
-def attention_table():
+def build_attention_table():
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     calls = {
         flash: getattr(aten, flash),
@@ -1242,7 +1307,7 @@ def attention_table():
     ]
 
 
-def loss_table():
+def build_loss_table():
     losses = {
         "mse_loss": F.mse_loss,
         "smooth_l1_loss": F.smooth_l1_loss,
@@ -1343,16 +1408,13 @@ def loss_table():
             lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)),
             rows(),
         ),
-        follow("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
-        follow(
-            "nll_loss_forward, weighted",
-            likelihood(reduction="none", weight=weights),
-            rows(5),
-            rows(draw=labels),
-        ),
-        follow(
-            "nll_loss_forward, summed",
-            lambda x, y: F.nll_loss(x, y, reduction="sum"),
+        *each(
+            follow,
+            {
+                "nll_loss_forward": likelihood(reduction="none"),
+                "nll_loss_forward, weighted": likelihood(reduction="none", weight=weights),
+                "nll_loss_forward, summed": lambda x, y: F.nll_loss(x, y, reduction="sum"),
+            },
             rows(5),
             rows(draw=labels),
         ),
@@ -1441,7 +1503,7 @@ def _joined_ctc(x, y):
 # -- totals ----------------------------------------------------------------------------------------
 
 
-def total_table():
+def build_total_table():
     def keeping(call):
         return lambda x: call(x.sum())
 
@@ -1487,10 +1549,16 @@ def total_table():
     return [
         *[follow(f"total, {name}", keeping(call), rows(4)) for name, call in kept.items()],
         *[lose(f"total, {name}", keeping(call), rows(4)) for name, call in gone.items()],
-        lose("a sum and a mean", lambda x: x.sum() + x.mean(), rows(4)),
-        lose("a total and an example", lambda x: x + x.sum(), rows(4)),
-        lose("an example times a total", lambda x: x * x.sum(), rows(4)),
-        lose("a total written over", lambda x: torch.sum(x, (0, 1), out=x.sum()), rows(4)),
+        *each(
+            lose,
+            {
+                "a sum and a mean": lambda x: x.sum() + x.mean(),
+                "a total and an example": lambda x: x + x.sum(),
+                "an example times a total": lambda x: x * x.sum(),
+                "a total written over": lambda x: torch.sum(x, (0, 1), out=x.sum()),
+            },
+            rows(4),
+        ),
         *places("sum", lambda x: x.sum()),
         *places("mean", lambda x: x.mean()),
         *places("sum of one", lambda x: x.sum(0, keepdim=True), (1,), (0,)),
@@ -1500,7 +1568,7 @@ def total_table():
 # -- public numbers that differ between the places of a batch --------------------------------------
 
 
-def place_table():
+def build_place_table():
     """Return calls in which a public operand has another row for each place, or the same row for
     all.
     """
@@ -1619,10 +1687,13 @@ def place_table():
         follow("add a view of one row", lambda x, y: x + y.expand(N, 4), rows(4), public(4)),
         follow("repeated weights", lambda x, y: x + y.repeat(N), rows(), public(1)),
         follow("bmm with the same", torch.bmm, rows(2, 4), public(N, 4, 5, draw=equal_rows)),
-        follow("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
-        follow(
-            "random rows, drawn in place",
-            lambda x: x * x.new_empty(N, 1).bernoulli_(0.5),
+        *each(
+            follow,
+            {
+                "random rows": lambda x: x * (torch.rand(N, 1) < 0.5),
+                "random rows, drawn in place": lambda x: x * x.new_empty(N, 1).bernoulli_(0.5),
+                "random rows of one chance": lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)),
+            },
             rows(4),
             is_random=True,
         ),
@@ -1633,27 +1704,13 @@ def place_table():
             size=2,
             is_random=True,
         ),
-        follow(
-            "random rows of one chance",
-            lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)),
-            rows(4),
-            is_random=True,
-        ),
-        lose(
-            "random rows of several chances",
-            lambda x, p: x * torch.bernoulli(p),
-            rows(4),
-            public(N, 4),
-        ),
-        lose(
-            "random rows of several means",
-            lambda x, p: x * torch.normal(p, 1.0),
-            rows(4),
-            public(N, 4),
-        ),
-        lose(
-            "random rows, in place",
-            lambda x, p: x * torch.zeros(N, 4).bernoulli_(p),
+        *each(
+            lose,
+            {
+                "random rows of several chances": lambda x, p: x * torch.bernoulli(p),
+                "random rows of several means": lambda x, p: x * torch.normal(p, 1.0),
+                "random rows, in place": lambda x, p: x * torch.zeros(N, 4).bernoulli_(p),
+            },
             rows(4),
             public(N, 4),
         ),
@@ -1662,18 +1719,18 @@ def place_table():
 
 
 TABLES = {
-    "elementwise": elementwise_table,
+    "elementwise": build_elementwise_table,
     "made of shapes": build_shapes_table,
-    "views": view_table,
-    "along": along_table,
-    "products": product_table,
-    "trailing": trailing_table,
-    "normalisation": normalisation_table,
-    "lookups": lookup_table,
-    "attention": attention_table,
-    "losses": loss_table,
-    "totals": total_table,
-    "places": place_table,
+    "views": build_view_table,
+    "along": build_along_table,
+    "products": build_product_table,
+    "trailing": build_trailing_table,
+    "normalisation": build_normalisation_table,
+    "lookups": build_lookup_table,
+    "attention": build_attention_table,
+    "losses": build_loss_table,
+    "totals": build_total_table,
+    "places": build_place_table,
 }
 
 
