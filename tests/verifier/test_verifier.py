@@ -1,6 +1,7 @@
 """`dpkfc-verify` finds what does not belong together, without torch and dp-accounting."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -92,13 +93,17 @@ def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good):
 
 @pytest.mark.slow
 def test_it_runs_in_a_fresh_environment(good, tmp_path):
-    """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else."""
+    """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else.
+
+    pip takes a package that PYTHONPATH leads to for installed.
+    """
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     source = tmp_path / "source"
     shutil.copytree(ROOT / "verifier", source, ignore=shutil.ignore_patterns("*.egg-info"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     offline = ["--no-index", "--no-deps"]
     build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source]
-    subprocess.run(list(map(str, build)), check=True)
+    subprocess.run(list(map(str, build)), check=True, env=clean)
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     bases = {"base": str(environment), "platbase": str(environment)}
@@ -109,7 +114,7 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path):
     scripts = Path(sysconfig.get_path("scripts", "venv", bases))
     (wheel,) = tmp_path.glob("*.whl")
     install = [*pip, "--python", scripts / "python", "install", *offline, wheel]
-    subprocess.run(list(map(str, install)), check=True)
+    subprocess.run(list(map(str, install)), check=True, env=clean)
     words = [scripts / "dpkfc-verify", good["certified"]]
     done = subprocess.run(words, capture_output=True, text=True, env={}, check=False)
     assert done.returncode == 0 and ": HOLDS" in done.stdout, done.stdout + done.stderr
