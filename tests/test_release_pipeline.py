@@ -232,3 +232,22 @@ def test_an_expanded_parameter_is_refused():
     p = nn.Parameter(torch.randn(1, 5).expand(4, 5))
     with pytest.raises(ValueError, match="'p' lie in one place of memory"):
         check_optimizer(torch.optim.SGD([p]), {"p": p})
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"lr": float("nan")}, "lr"),
+        ({"lr": torch.tensor(float("nan"))}, "lr"),
+        ({"lr": float("inf")}, "lr"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+        ({"lr": 0.0}, ""),
+    ],
+)
+def test_a_setting_of_an_optimizer_that_is_not_finite_is_refused(settings, name):
+    p = nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.SGD([p], **{"lr": 0.1, **settings})
+    if not name:
+        return check_optimizer(optimizer, {"p": p})
+    with pytest.raises(ValueError, match=f"{name} of the optimizer is .*; give a finite number"):
+        check_optimizer(optimizer, {"p": p})

@@ -18,6 +18,8 @@ from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
+from dpkfc.app.place import data_digest
+from dpkfc.app.run_config import RunConfig
 from tests.app.own_files import write_images
 
 FORM = ImageForm(size=16)
@@ -117,6 +119,10 @@ def test_names_that_are_not_unicode(tmp_path):
     odd = os.fsdecode(b"M\xfcller")
     Image.fromarray(PIXELS).save(folder / "cat" / f"{odd}.png")
     assert encode_folder(folder, SCHEMA).names == ["cat/0.png", "cat/M\\xfcller.png", "dog/0.png"]
+    # The run goes on: which files there are is private.
+    before = data_digest(RunConfig().change(data=str(folder)))
+    (folder / "cat" / f"{odd}.png").rename(folder / "cat" / f"{odd}{odd}.png")
+    assert data_digest(RunConfig().change(data=str(folder))) != before
     (folder / odd).mkdir()
     with pytest.raises(DatasetError, match=r"folder 'M\\udcfcller' is not UTF-8; rename it"):
         folder_classes(folder)

@@ -42,7 +42,9 @@ def data_digest(config: RunConfig, known: str = "") -> str:
             for path in _files(root):
                 name = root.suffix if path == root else path.relative_to(root).as_posix()
                 content = known if known and setting == "data" else file_digest(path)
-                digest.update(f"{setting}\0{name}\0{content}\n".encode())
+                line = f"{setting}\0{name}\0{content}\n"
+                # A name need not be UTF-8.
+                digest.update(line.encode("utf-8", "surrogatepass"))
         except OSError as error:
             raise unreadable_error(root, error) from None
     return digest.hexdigest()

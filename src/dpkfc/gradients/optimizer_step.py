@@ -5,6 +5,7 @@ Nothing else moves them.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,12 +34,13 @@ def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
         ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
             private gradients; an optimizer whose step needs a closure, which would ask for
             gradients without noise, or that takes sparse gradients only; a complex parameter, or
-            one that was expanded.
+            one that was expanded; a setting of the optimizer that is NaN or infinite.
     """
     _check_kind(optimizer)
     in_optimizer: set[Tensor] = set()
     for group in optimizer.param_groups:
         in_optimizer.update(group["params"])
+        _check_numbers(group)
     for name, p in parameters.items():
         if p.is_complex():
             raise ValueError(
@@ -61,6 +63,19 @@ def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
                 f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
                 "in the model and would get no private gradient; remove it"
             )
+
+
+def _check_numbers(group: Mapping[str, Any]) -> None:
+    """Refuse NaN in a setting of an optimizer, or an infinite learning rate.
+
+    The first step would make every weight NaN, and the release before it is spent.
+    """
+    for name, value in group.items():
+        numbers = value if isinstance(value, (tuple, list)) else (value,)
+        is_nan = any(isinstance(x, float) and math.isnan(x) for x in numbers)
+        is_rate = name == "lr" and isinstance(value, (float, Tensor))
+        if is_nan or (is_rate and not math.isfinite(value)):
+            raise ValueError(f"{name} of the optimizer is {value}; give a finite number")
 
 
 def _check_kind(optimizer: Any) -> None:
