@@ -130,7 +130,8 @@ def _assert_alike(found, expected, rel):
 
 def _judged(run):
     """What the test rows of a run have said."""
-    rows = [(row.accuracy, row.loss) for row in Metrics.read(run / "metrics.parquet").evaluated()]
+    metrics = Metrics.read(run / "metrics.parquet")
+    rows = [(row.accuracy, row.loss) for row in metrics.select_evaluated()]
     scores = json.loads((run / "scores.json").read_text("utf-8"))
     return scores, rows, read_card(run)["results"]["test examples"]
 
