@@ -105,7 +105,7 @@ def test_scores_of_many_rows_take_a_few_numbers_a_row(monkeypatch):
     scores = score_classes(logits, labels)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 25 * 8 * count
+    assert peak < 16 * 8 * count
     monkeypatch.undo()
     for found, whole in (
         (scores, score_classes(logits, labels)),

@@ -43,17 +43,20 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     labels = np.asarray(labels)
     count = logits.shape[1]
     is_known = (labels >= 0) & (labels < count)
-    logits, labels = logits[is_known], labels[is_known].astype(np.int64)
     unlabelled = int((~is_known).sum())
+    if unlabelled:
+        logits, labels = logits[is_known], labels[is_known]
+    labels = labels.astype(np.int64, copy=False)
     if not len(labels):
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
     logits, labels = order_examples(logits, labels)
-    answers = choose_classes(logits, threshold)
-    log_probabilities = logits - _log_sum(logits)[:, None]
-    rows = np.arange(len(labels))
-    losses = -log_probabilities[rows, labels]
-    cells = labels * count + answers
+    cells = labels * count + choose_classes(logits, threshold)
     confusion = np.bincount(cells, minlength=count * count).reshape(count, count)
+    del cells
+    # It takes the most memory, so it comes before the other numbers of each example.
+    area = _auroc(logits, labels)
+    log_probabilities = logits - _log_sum(logits)[:, None]
+    losses = -np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
     # A guess that knows the shares of the classes alone: the largest share, and their entropy.
     shares = confusion.sum(1) / len(labels)
     present = shares[shares > 0]
@@ -64,7 +67,7 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         unlabelled=unlabelled,
         scores=(
             share_score("accuracy", right, len(labels), guess=float(shares.max())),
-            _auroc(logits, labels),
+            area,
             bootstrap(
                 "log loss", len(losses), lambda rows: losses[rows, None], mean_of_sums, entropy
             ),

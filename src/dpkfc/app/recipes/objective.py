@@ -124,8 +124,8 @@ def score_model(model: nn.Module, examples: Examples, threshold: float = 0.5) ->
         examples: inputs `[N, ...]` and class numbers `[N]`.
         threshold: probability of the second of two classes from which it is the answer.
     """
-    outputs = [output.cpu() for output in model_outputs(model, examples[0])]
-    return score_classes(torch.cat(outputs).double().numpy(), examples[1].cpu().numpy(), threshold)
+    outputs = torch.cat([output.cpu() for output in model_outputs(model, examples[0])])
+    return score_classes(outputs.numpy(), examples[1].cpu().numpy(), threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
