@@ -186,8 +186,9 @@ def check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None
     if args.use_cpu and "dataloader_pin_memory" in ignored:
         ignored.remove("dataloader_pin_memory")  # transformers itself has turned it off
     # transformers removes an entry that it has read.
-    plain = AcceleratorConfig().to_dict()
-    if any(plain[name] != value for name, value in args.accelerator_config.to_dict().items()):
+    plain, chosen = AcceleratorConfig().to_dict(), args.accelerator_config
+    assert isinstance(chosen, AcceleratorConfig)  # transformers has converted it
+    if any(plain[name] != value for name, value in chosen.to_dict().items()):
         ignored.append("accelerator_config")
     if ignored:
         _log.warning("in private training these arguments have no effect: %s", ", ".join(ignored))

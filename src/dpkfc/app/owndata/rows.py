@@ -7,7 +7,6 @@ ends. Rows that a user keeps are written under a name.
 from __future__ import annotations
 
 import errno
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -141,11 +140,11 @@ class RowFile:
         found = np.empty((len(rows), self.width), np.float32)
         (starts,) = np.nonzero(np.diff(rows, prepend=-2) != 1)
         for start, end in pairwise([*starts.tolist(), len(rows)]):
-            place = int(rows[start]) * self.width * 4
-            content = memoryview(found[start:end]).cast("B")
+            self._file.seek(int(rows[start]) * self.width * 4)
+            content = memoryview(found[start:end].data).cast("B")
             while content:
-                count = os.preadv(self._file.fileno(), [content], place)
+                count = self._file.readinto(content)
                 if not count:
                     raise EOFError("the file of encoded rows is shorter than it was")
-                content, place = content[count:], place + count
+                content = content[count:]
         return found
