@@ -6,6 +6,7 @@ import struct
 import sys
 import unicodedata
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from PIL import Image
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.image_folders import folder_classes
 from dpkfc.app.owndata.images import encode_folder
-from dpkfc.app.owndata.proposals import empty_schema
+from dpkfc.app.owndata.proposals import empty_schema, kind_of_data
 from dpkfc.app.owndata.records import UNKNOWN
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.place import data_digest
@@ -286,3 +287,14 @@ def test_white_is_proposed_by_headers(tmp_path, significant, line):
             content = png_of_16_bits(np.full((16, 16, 1), 200), significant)
             (folder / "cat" / f"{number}.png").write_bytes(content)
     assert line in empty_schema(folder, "", "", None).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("a.zip", "is an archive; unpack it"), ("a.json", "--data takes .csv, .parq")]
+)
+def test_files_of_other_forms_are_named_with_what_to_do(name, fix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("x")
+    with pytest.raises(DatasetError, match=fix) as refusal:
+        kind_of_data(Path(name))
+    assert len(str(refusal.value)) <= 160

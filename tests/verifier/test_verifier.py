@@ -339,3 +339,9 @@ def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_pat
     write_card_files(copied, card)
     with pytest.raises(ValueError, match="no guarantee to certify"):
         certify(copied)
+
+
+def test_a_name_that_no_system_takes_is_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["x" * 5000])
+    assert "cannot be read: File name too long" in capsys.readouterr().err

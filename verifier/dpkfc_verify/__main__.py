@@ -27,7 +27,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if len(options.runs) > 1 and (options.certificate or options.head):
         parser.error("--certificate and --head are about one run")
     head = (options.releases, options.head) if options.head else None
-    reports = [verify_run(run, options.certificate, head, options.tsa_root) for run in options.runs]
+    settings = options.certificate, head, options.tsa_root
+    try:
+        reports = [verify_run(run, *settings) for run in options.runs]
+    except OSError as error:
+        parser.error(f"{str(error.filename)[:60]} cannot be read: {error.strerror}")
     total = add_up(reports) if len(reports) > 1 else None
     if options.json:
         content = {"runs": list(map(_to_dict, reports)), "total": total}

@@ -72,8 +72,8 @@ def read_card(ledger: Path) -> Card | None:
         card = Card(path=path, content=content, releases=releases, head=head, delta=delta)
     except DAMAGE as error:
         raise CardError(
-            f"the privacy card {path} is damaged ({type(error).__name__}: {error}) and cannot be "
-            "compared: move it away to verify the ledger alone"
+            f"the privacy card {path} is damaged ({type(error).__name__}) and cannot be compared:"
+            " move it away to verify the ledger alone"
         ) from None
     if version > FORMAT:
         raise CardError(f"a newer dpkfc wrote {path}; read it with the version that it names")

@@ -23,6 +23,8 @@ from dpkfc.app.owndata.table_files import (
 )
 from dpkfc.app.toml import ConfigError
 
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+
 
 def kind_of_data(path: Path) -> str:
     """Return the kind of own data from the name of a file or folder.
@@ -43,8 +45,12 @@ def kind_of_data(path: Path) -> str:
         return "own-table"
     if suffix in TEXT_SUFFIXES:
         return "own-text"
-    known = ", ".join((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
-    raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
+    if suffix in _ARCHIVES:
+        raise DatasetError(f"{path}: is an archive; unpack it, and give the file or folder inside")
+    raise DatasetError(
+        f"{path}: is of no known form; --data takes .csv, .parquet, .xlsx, .jsonl, a folder of"
+        " images and others (docs/your-data.md#other-files)"
+    )
 
 
 _IMAGE_FORM = """\
