@@ -2,6 +2,9 @@
 
 Dropout and augmentation draw different numbers for a batch of another size. With constants, only
 other examples, or their number, can cause a difference.
+
+A pass may put the generators back after its draws (`torch.random.fork_rng`), or seed them, so that
+they end as they began. `NotedDraws` looks at each operation.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpkfc.rng_state import all_states, has_drawn
 
 
 class ConstantNumbers(TorchDispatchMode):
@@ -33,6 +38,31 @@ class ConstantNumbers(TorchDispatchMode):
             return args[0].clone(), torch.ones_like(output[1])
         if isinstance(output, Tensor):
             _fill_with_constant(name, output, args)
+        return output
+
+
+class NotedDraws(TorchDispatchMode):
+    """Notes whether an operation of torch has drawn numbers of the global generators.
+
+    Attributes:
+        are_any: whether one has.
+    """
+
+    are_any = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, as `ConstantNumbers` does."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation, and look at the generators where it may draw."""
+        kwargs = kwargs or {}
+        if self.are_any or torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        states = all_states()
+        output = func(*args, **kwargs)
+        self.are_any = has_drawn(states)
         return output
 
 

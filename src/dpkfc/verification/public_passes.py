@@ -19,7 +19,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.public_rows.rows import PublicRows
 from dpkfc.rng_state import all_states, has_drawn, restarter
 from dpkfc.tracking.states import Unknown
-from dpkfc.verification.constant_numbers import ConstantNumbers
+from dpkfc.verification.constant_numbers import ConstantNumbers, NotedDraws
 from dpkfc.verification.differences import losses_differ
 
 
@@ -73,10 +73,11 @@ class PublicPasses:
         """Note the losses that the body puts into the list, if another pass would give the same."""
         states = all_states()
         noted: list[Tensor] = []
-        yield noted
+        with NotedDraws() as draws:
+            yield noted
         if self.state.replica.changed_attributes():
             self.known.clear()
-        elif not has_drawn(states):
+        elif not draws.are_any and not has_drawn(states):
             self.known[key] = noted[0] if len(key) == 1 else noted[0].detach()
 
     def trace_rows(self, rows: PublicRows, size: int) -> tuple[Unknown | None, Tape, Tensor]:
