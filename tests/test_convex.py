@@ -92,6 +92,16 @@ def test_moments_are_summed_a_block_of_rows_at_a_time(monkeypatch):
     assert_close(roots[1], roots[0])
 
 
+def test_a_process_without_training_rows_adds_zeros_of_the_size_of_the_moments(monkeypatch):
+    """All rows of its part may be for tests."""
+    with _session(50) as session:
+        kind = moments_release(1.0)
+        whole = session._sum_moments(kind)
+        monkeypatch.setattr(session, "_share", ("part",))
+        monkeypatch.setattr(type(session._loader), "__len__", lambda _: 0)
+        assert_close(session._sum_moments(kind), torch.zeros_like(whole))
+
+
 def test_packing_keeps_the_matrix_and_its_norm():
     generator = torch.Generator().manual_seed(5)
     matrix = torch.randn(6, 6, generator=generator, dtype=torch.float64)

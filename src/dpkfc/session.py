@@ -740,7 +740,7 @@ class Session:
         size = len(self._loader) if self._share else self.plan.dataset_size
         blocks: Iterable[Any] = (
             np.arange(start, min(start + _SUMMED_ROWS, size))
-            for start in range(0, size, _SUMMED_ROWS)
+            for start in range(0, max(size, 1), _SUMMED_ROWS)
         )
         if self._units is not None:
             generator = self.plan.generator(self._step, self._sampling)
