@@ -255,6 +255,9 @@ def test_rows_of_a_file_are_read_as_rows_of_a_tensor(tmp_path):
     # What a batch does to its rows does not reach the file.
     stored[:].zero_()
     assert torch.equal(stored[:], tensor)
+    # Forked workers read at once, and share the position of the file.
+    place = file._file.tell()
+    assert len(stored[[9, 1]]) == 2 and file._file.tell() == place
     with pytest.raises(IndexError):
         stored[[14]]
     assert all_rows(rows.RowFile(3, tmp_path))[:].shape == (0, 3)

@@ -7,12 +7,14 @@ ends. Rows that a user keeps are written under a name.
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 
 # Bytes that are read or written at once.
 _CHUNK = 1 << 21
+
+
+def _read_at(file: IO[bytes], content: memoryview, place: int) -> int:
+    """Fill the beginning of `content` with the bytes at a place, and return their number.
+
+    Forked processes share the position of a file, so that is left alone; Windows has no forks.
+    """
+    if sys.platform == "win32":
+        file.seek(place)
+        found = file.read(len(content))
+        content[: len(found)] = found
+        return len(found)
+    return os.preadv(file.fileno(), [content], place)
 
 
 @contextmanager
@@ -140,11 +155,11 @@ class RowFile:
         found = np.empty((len(rows), self.width), np.float32)
         (starts,) = np.nonzero(np.diff(rows, prepend=-2) != 1)
         for start, end in pairwise([*starts.tolist(), len(rows)]):
-            self._file.seek(int(rows[start]) * self.width * 4)
+            place = int(rows[start]) * self.width * 4
             content = memoryview(found[start:end].data).cast("B")
             while content:
-                count = self._file.readinto(content)
+                count = _read_at(self._file, content, place)
                 if not count:
                     raise EOFError("the file of encoded rows is shorter than it was")
-                content = content[count:]
+                content, place = content[count:], place + count
         return found
