@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
@@ -258,6 +259,15 @@ def test_the_largest_over_the_padding_is_refused(first):
     """A short public text that holds the id of the padding by chance does not hide it."""
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         train_on_texts(Pooled(), padded, first)
+
+
+def test_padding_that_a_program_has_registered_with_torch_is_refused(monkeypatch):
+    def pad(rows, *, collate_fn_map):
+        return pad_sequence(rows, batch_first=True)
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, pad)
+    with pytest.raises(ValueError, match="padded to the length of a longer one"):
+        train_on_texts(Pooled(), None)
 
 
 def test_a_gradient_from_the_padding_alone_is_refused():

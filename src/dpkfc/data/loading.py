@@ -18,6 +18,7 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpkfc.data.stored_rows import StoredRows
 
@@ -63,9 +64,13 @@ class _PlainCollate:
 
 
 def never_pads(collate: Collate) -> bool:
-    """Return whether a collate function is torch's, which refuses tensors of several shapes."""
+    """Return whether a collate function is torch's, which refuses tensors of several shapes.
+
+    A program may have registered functions of its own with it, which pad.
+    """
     function = collate.function if isinstance(collate, _PlainCollate) else collate
-    return function is default_collate
+    places = {registered.__module__ for registered in default_collate_fn_map.values()}
+    return function is default_collate and places == {default_collate.__module__}
 
 
 class Fields(dict[str, Any]):
