@@ -242,6 +242,13 @@ def test_a_label_outside_of_the_classes_has_no_loss():
     assert math.isnan(evaluate(model, (inputs, labels - 9)).accuracy)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_outputs_of_every_floating_point_type_are_scored(dtype):
+    outputs, labels = torch.randn(9, 3).to(dtype), torch.arange(9) % 3
+    expected = score_model(torch.nn.Identity(), (outputs.double(), labels))
+    assert score_model(torch.nn.Identity(), (outputs, labels)) == expected
+
+
 TASK = """\
 import torch
 from dpkfc.app.owndata.tasks import Task

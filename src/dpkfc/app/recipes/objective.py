@@ -125,6 +125,8 @@ def score_model(model: nn.Module, examples: Examples, threshold: float = 0.5) ->
         threshold: probability of the second of two classes from which it is the answer.
     """
     outputs = torch.cat([output.cpu() for output in model_outputs(model, examples[0])])
+    if outputs.dtype == torch.bfloat16:  # unknown to NumPy
+        outputs = outputs.float()
     return score_classes(outputs.numpy(), examples[1].cpu().numpy(), threshold)
 
 
