@@ -199,7 +199,7 @@ def test_outputs_of_parts_are_judged_like_rows_of_one_process(task):
     for part in (slice(0, 600), slice(600, 600), slice(600, 700)):
         held = ExampleSet(train=(rows, labels), test=(rows[part], labels[part]), share=["a"])
         run = SimpleNamespace(model=model, evaluation_examples=held.test, data=held)
-        found, examples = processes.judged_parts(run, Gathering(sent))
+        found, examples = processes.gather_judged(run, Gathering(sent))
     assert found is not model and len(examples[1]) == 700
     whole = vars(task.judge(model, (rows, labels)))
     assert vars(task.judge(found, examples)) == pytest.approx(whole, rel=1e-6)

@@ -188,7 +188,7 @@ def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
     return replace(own, total=sum(sizes), tested=sum(tested), figures=joined)
 
 
-def judged_parts(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Module, Examples]:
+def gather_judged(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Module, Examples]:
     """Return the model and the examples that rank 0 judges. PRIVATE.
 
     Where each process holds a part of the test rows, these are the outputs for all parts with their

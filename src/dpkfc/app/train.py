@@ -27,9 +27,9 @@ from dpkfc.app.processes import (
     check_named,
     check_same_settings,
     check_visible,
+    gather_judged,
     is_started,
     join_shares,
-    judged_parts,
     processes,
     use_own_device,
 )
@@ -377,7 +377,7 @@ def _train(
         scores = audit = None
         if not interrupted and not figures_only:
             with evaluated_weights(session):
-                parts = judged_parts(prepared, ranks)
+                parts = gather_judged(prepared, ranks)
             write = partial(write_results, prepared, folder, session, metrics, parts)
             scores = ranks.broadcast_from_rank0(write, "results")
             if canaries is not None:

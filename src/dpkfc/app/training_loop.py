@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpkfc.app.assembly import Prepared, learning_rate
 from dpkfc.app.metrics import Metrics, Row
-from dpkfc.app.processes import judged_parts
+from dpkfc.app.processes import gather_judged
 from dpkfc.app.progress import TrainingProgress
 from dpkfc.app.recipes.objective import NOTHING_KNOWN
 from dpkfc.app.results import evaluated_weights
@@ -187,7 +187,7 @@ class TrainingLoop:
         with evaluated_weights(self.session):
             judged = NOTHING_KNOWN
             if self.prepared.counts is None:
-                parts = judged_parts(self.prepared, self.ranks)
+                parts = gather_judged(self.prepared, self.ranks)
                 judge = partial(self.prepared.recipe.task.judge, *parts)
                 judged = self.ranks.broadcast_from_rank0(judge, "evaluation")
             stopping = self.prepared.stopping
