@@ -202,26 +202,26 @@ class Federation:
 def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
     federation = Federation(tmp_path)
     try:
-        output = federation.run(120)
+        output = federation.run(500)
         assert (
             "Connection to the SuperLink is unavailable" in output and "Traceback" not in output
         ), output
         federation.superlink()
         folder = tmp_path / "server"
-        output = federation.run(120, clients=CLIENTS, folder=str(tmp_path / "nobody"), wait=1.0)
+        output = federation.run(500, clients=CLIENTS, folder=str(tmp_path / "nobody"), wait=1.0)
         assert "0 of 3 clients are there after 1 s and a round needs 3" in output.replace(
             "\n", " "
         ), output
         for number in range(CLIENTS):
             federation.supernode(number)
         output = federation.run(
-            420,
+            900,
             method="dp-kfc",
             clients=CLIENTS,
             rounds=ROUNDS,
             folder=str(folder),
-            wait=180.0,
-            timeout=180.0,
+            wait=500.0,
+            timeout=500.0,
         )
         assert (folder / "privacy_card.json").exists(), output + federation.logs()
     finally:
