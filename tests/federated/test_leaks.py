@@ -92,16 +92,16 @@ def check_federation(plan, clients):
 class Silent(Client):
     """Skips the noise."""
 
-    def _release(self, sums, step):
+    def _released(self, sums, step):
         return sums
 
 
 class Frozen(Client):
     """Repeats its noise in every round."""
 
-    def _release(self, sums, step):
+    def _released(self, sums, step):
         self._pipeline.noise = NoiseStream.repeatable(1)
-        clipped = super()._release(sums, 0)
+        clipped = super()._released(sums, 0)
         return clipped
 
 
@@ -151,7 +151,7 @@ class Unclipped(Client):
 
     def _make_noisy_sum(self, number):
         means = self.local.mean_gradient(self.records)
-        return self._release({name: len(self.records) * x for name, x in means.items()}, number)
+        return self._released({name: len(self.records) * x for name, x in means.items()}, number)
 
 
 def neighbours(kind, scale=100.0):

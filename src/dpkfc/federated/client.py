@@ -243,7 +243,7 @@ class Client:
     # -- private sums ------------------------------------------------------------------------------
 
     # Programs that judge sums from outside replace this method by its name.
-    def _release(self, sums: Tensors, step: int) -> Tensors:
+    def _released(self, sums: Tensors, step: int) -> Tensors:
         """Charge the ledger, then return the clipped sum with this client's noise."""
         if self._masks is not None:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
@@ -275,7 +275,7 @@ class Client:
                 )
             else:
                 sums = self._work.sum_examples(indices)
-        return self._release(sums, first)
+        return self._released(sums, first)
 
     def _walk(self, work: LocalSteps, gradient: Callable[[int], Tensors]) -> Tensors:
         """Return θ₀ − θ_K after K steps; `gradient(k)` returns the gradient of step k."""
@@ -304,7 +304,7 @@ class Client:
 
         def gradient(k: int) -> Tensors:
             sums = self._work.sum_examples(self._sample(first + k))
-            return {name: x / divisor for name, x in self._release(sums, first + k).items()}
+            return {name: x / divisor for name, x in self._released(sums, first + k).items()}
 
         return self._walk(work, gradient)
 
