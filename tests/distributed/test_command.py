@@ -139,7 +139,8 @@ def _judged(run):
 def test_processes_train_a_table_by_parts_like_one_process(tmp_path, monkeypatch):
     """The rows of a file or the files of a folder are divided; moments are released once.
 
-    Each process predicts the test rows of its own part; in the folder the second part has none.
+    Each process predicts the test rows of its own part. In the folder the second part has no test
+    row.
     """
     monkeypatch.chdir(tmp_path)
     ages = list(range(20, 80))

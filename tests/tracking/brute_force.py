@@ -228,7 +228,9 @@ def _sums(case: Case, xs: Sequence[Tensor], states: Sequence[State | None]) -> l
     none, one, other, both = values
     pairs = zip(none, one, other, both, strict=True)
     return [
-        f"{case.name}: the total is no sum" for a, b, c, d in pairs if not are_equal(d - b, c - a)
+        f"{case.name}: the total is not a sum"
+        for a, b, c, d in pairs
+        if not are_equal(d - b, c - a)
     ]
 
 
