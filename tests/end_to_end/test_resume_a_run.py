@@ -334,7 +334,7 @@ def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path):
 
 def test_bfloat16_weights_and_buffers_are_resumed(tmp_path):
     def build():
-        model = net(torch.bfloat16)
+        model = net().to(torch.bfloat16)
         model.register_buffer("kept", torch.tensor(3.0))
         return session(
             plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"
