@@ -7,13 +7,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from dpkfc.audit import federated_checks
-from dpkfc.audit.federated_checks import (
-    check_client_noise,
-    check_kept_messages,
-    check_record_bound,
-    round_message,
-)
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
     Client,
@@ -30,6 +23,13 @@ from dpkfc.federated.party import stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.simulation import run_round
 from dpkfc.privacy.rng import NoiseStream
+from tests.federated import outside_checks
+from tests.federated.outside_checks import (
+    check_client_noise,
+    check_kept_messages,
+    check_record_bound,
+    round_message,
+)
 from tests.federated.worlds import (
     head,
     loss_fn,
@@ -47,7 +47,7 @@ def _rare_alarms(monkeypatch):
     """The noise is secret and another in every run: a sound client is to be suspected in one of a
     billion runs of a check.
     """
-    monkeypatch.setattr(federated_checks, "ALARM", 1e-9)
+    monkeypatch.setattr(outside_checks, "ALARM", 1e-9)
 
 
 def wide_head():

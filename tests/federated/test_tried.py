@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dpkfc import AdaDPS, WhiteNoise
-from dpkfc.audit.federated_checks import check_record_bound, round_message
 from dpkfc.federated import (
     Client,
     ClientLevel,
@@ -25,6 +24,7 @@ from dpkfc.federated import (
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.report.federated_card import build_federated_card
 from dpkfc.tracking.tracker import UnknownOperation
+from tests.federated.outside_checks import check_record_bound, round_message
 from tests.federated.worlds import (
     CLASSES,
     CLIENTS,
