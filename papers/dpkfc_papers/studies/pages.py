@@ -275,7 +275,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "disk-figures": disk_figures,
     "probe-whitening": partial(fill_table, "probe_whitening"),
     "which-side": partial(fill_table, "which_side"),
-    "own-data": partial(fill_table, "own_data"),
     "sklearn": partial(fill_table, "sklearn_estimators"),
     "convergence": partial(fill_table, "convergence"),
     "hessian": partial(fill_table, "hessian"),

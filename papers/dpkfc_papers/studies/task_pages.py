@@ -267,26 +267,8 @@ def tabular_table() -> str:
         title = f"{entry['name']} ({entry['rows']:,} × {entry['features']})"
         majority = f"{statistics.mean(known['majority']):.1f}"
         rows.append([title, *intervals, majority, seeds])
-    rows += _own_table_rows()
     head = ["test %, ε = 1", "DP-KFC", "DP-SGD", "not private", "guess", "seeds"]
     return markdown(head, rows) if rows else ""
-
-
-def _own_table_rows() -> list[list[str]]:
-    """Return the row of a user's own table by `dpkfc train`, if it was measured at ε = 1."""
-    found = [
-        row
-        for row in read_json(RESULTS / "own_data.json").get("rows", [])
-        if row["data"] == "adult-like"
-    ]
-    private = [row for row in found if row.get("epsilon") == 1.0]
-    plain = [row for row in found if "epsilon" not in row]
-    if not private or not plain:
-        return []
-    values = [100 * run["accuracy"] for run in private[0]["runs"]]
-    reference = f"{100 * plain[0]['runs'][0]['accuracy']:.2f}"
-    title = "`dpkfc train --data` (30,000 × 14)"
-    return [[title, "–", interval(values), reference, "–", str(len(values))]]
 
 
 FEDERATED = {
