@@ -1,38 +1,12 @@
-"""Scripts that measure figures of papers: products with a Hessian, rates and filters by their best
-settings.
-"""
+"""Scripts that measure figures of papers: rates and filters by their best settings."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from dpkfc.app.datasets.text import Texts
 from dpkfc_papers import federated_features, federated_runs
-
-
-def test_products_with_a_hessian_equal_the_whole_matrix(study_module):
-    hessian_product = study_module("hessian").hessian_product
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    inputs = torch.randn(7, 4, dtype=torch.float64)
-    labels = torch.randint(0, 3, (7,))
-    product, size = hessian_product(model, inputs, labels)
-    found = torch.stack([product(row) for row in torch.eye(size, dtype=torch.float64)])
-
-    def loss(flat):
-        pieces = flat.split([p.numel() for p in model.parameters()])
-        named = {
-            name: piece.view(p.shape)
-            for (name, p), piece in zip(model.named_parameters(), pieces, strict=True)
-        }
-        outputs = torch.func.functional_call(model, named, (inputs,))
-        return nn.functional.cross_entropy(outputs, labels)
-
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    expected = torch.autograd.functional.hessian(loss, flat)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 class Rows:
