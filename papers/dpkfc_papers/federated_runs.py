@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -22,7 +24,6 @@ from dpkfc.federated.privacy_models import TrustedServer
 from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import federate
 from dpkfc_papers.federated_features import WIDTH, Features
-from dpkfc_papers.store import StudyRun, hash_values
 
 # Plain values of a run.
 Record = dict[str, Any]
@@ -36,7 +37,7 @@ _EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedRun(StudyRun):
+class FederatedRun:
     """One private run: example-level, trusted server, replace-one, all clients in every round.
 
     Attributes:
@@ -66,12 +67,13 @@ class FederatedRun(StudyRun):
 
     def describe(self) -> Record:
         """Return plain values that decide the result."""
-        return {**super().describe(), "settings": dict(self.settings)}
+        return {**asdict(self), "settings": dict(self.settings)}
 
     @property
     def hash(self) -> str:
         """Return sixteen hexadecimal digits of a SHA-256."""
-        return hash_values({"format": FORMAT, "delta": DELTA, **self.describe()})
+        values = {"format": FORMAT, "delta": DELTA, **self.describe()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _kfc(s: Mapping[str, Any], features: Features) -> Record:
@@ -104,15 +106,12 @@ RULES: Mapping[str, Callable[[Mapping[str, Any], Features], Record]] = {
 }
 
 
-def execute_run(
-    run: FederatedRun, features: Features, build: Callable[[int, int], nn.Module] = nn.Linear
-) -> Record:
-    """Train a model, and return the record of the run as plain values.
+def execute_run(run: FederatedRun, features: Features) -> Record:
+    """Train a linear head, and return the record of the run as plain values.
 
     Args:
         run: its settings.
-        features: its data; of a whole network, images.
-        build: makes the model from the sizes of axis 1 of an input and of the output.
+        features: its data.
 
     Raises:
         StudyError: an unknown rule or partition.
@@ -133,7 +132,7 @@ def execute_run(
     plan = config.calibrate(run.epsilon, DELTA)
     result = federate(
         plan,
-        build_seeded(lambda: build(x.shape[1], features.classes), run.seed),
+        build_seeded(lambda: nn.Linear(x.shape[1], features.classes), run.seed),
         cross_entropy,
         parts((x, y), _partition(run, y)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.app.datasets.text import Texts
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
 from dpkfc_papers.studies import byte_gpt2, fine_tuning, paper_methods, small_transformer
 from dpkfc_papers.studies import rows as rows_of_studies
@@ -133,3 +134,15 @@ def test_tables_show_how_many_seeds_a_cell_has(monkeypatch):
     rows = {"dp-sgd/8/0": row(8.0, 70.0, **method)}
     monkeypatch.setattr(rows_of_studies, "read_json", lambda _: {"rows": rows})
     assert small_transformer.table().splitlines()[2] == "| DP-SGD | – | 70.00 (1) | – | 30.0 |"
+
+
+def test_texts_of_the_test_split_are_left_out_of_training(study_module, monkeypatch, tmp_path):
+    features = study_module("features")
+    texts = Texts((["a", "b", "c"], [0, 1, 1]), (["b", "d"], [1, 0]), "a test")
+    monkeypatch.setattr(features, "load_texts", lambda *_: texts)
+    monkeypatch.setattr(features, "minilm_vectors", lambda lines, _: torch.ones(len(lines), 3))
+    source = features.Sentences("ag-news", "", tmp_path)
+    arm = features.read_arms("sentences")[0]
+    for part, labels in (("train", [0, 1]), ("test", [1, 0])):
+        assert source.labels(part).tolist() == labels
+        assert torch.equal(source.inputs(arm, part), torch.full((2, 3), features.NORM))
