@@ -131,9 +131,12 @@ def test_tables_show_how_many_seeds_a_cell_has(monkeypatch):
     assert lines[2] == "| head alone | 80.00 (1) | – | – | – | – | 0.5 |"
     assert lines[3].endswith("| 81.50\xa0±\xa06.35 (2) | – | – | 83.00 | +1.00 | 0.5 |")
     method = {"method": "dp-sgd", "rate": 0.1}
-    rows = {"dp-sgd/8/0": row(8.0, 70.0, **method)}
+    rows = {"dp-sgd/8/0": row(8.0, 70.0, **method), "start": {"method": "start", "accuracy": 50.0}}
     monkeypatch.setattr(rows_of_studies, "read_json", lambda _: {"rows": rows})
-    assert small_transformer.table().splitlines()[2] == "| DP-SGD | – | 70.00 (1) | – | 30.0 |"
+    assert small_transformer.table().splitlines()[2:] == [
+        "| no training | 50.00 | 50.00 | – | – |",
+        "| DP-SGD | – | 70.00 (1) | – | 30.0 |",
+    ]
 
 
 def test_texts_of_the_test_split_are_left_out_of_training(study_module, monkeypatch, tmp_path):

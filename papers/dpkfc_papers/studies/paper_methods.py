@@ -26,6 +26,8 @@ from dpkfc_papers.studies.rows import RowFile, Stopwatch, median_gradient_norm, 
 EPSILONS, SEEDS = (1.0, 8.0), 5
 TUNED_AT, TUNING_SEED = 1.0, 100
 CLIP_ROWS = 64
+# The row of the initial weights.
+START = "start"
 
 Rows = tuple[Tensor, ...]
 
@@ -176,6 +178,7 @@ class Comparison:
         """Run what is missing: rates first, then tests, seed by seed."""
         data = self.read(data_dir)
         file = RowFile(self.path)
+        file.fill(START, lambda: {"method": START, **self.score(self.model().eval(), data.test)})
         for name in names:
             for rate in self.methods[name].rates:
                 settings = (name, TUNED_AT, rate, TUNING_SEED)
@@ -194,6 +197,9 @@ class Comparison:
         """Return the figures by method and ε; "" before anything was run."""
         file = RowFile(self.path)
         lines = []
+        if start := file.rows.get(START):
+            cells = [f"{start[figure]:.2f}" for figure in self.figures for _ in EPSILONS]
+            lines.append(["no training", *cells, "–", "–"])
         for name, method in self.methods.items():
             made = [row for row in file.rows.values() if row["method"] == name]
             if not made:
