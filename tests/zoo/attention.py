@@ -44,12 +44,9 @@ def _self_attention(batch_first, **options):
 
 
 _MULTIHEAD = {
-    "plain_batch_first": (True, {}),
-    "plain_sequence_first": (False, {}),
     "with_weights_sequence_first": (False, {"need_weights": True}),
     "bias_kv_batch_first": (True, {"add_bias_kv": True}),
     "zero_attention_sequence_first": (False, {"add_zero_attn": True}),
-    "without_bias_batch_first": (True, {"bias": False}),
 }
 for _name, (_first, _options) in _MULTIHEAD.items():
     add_architecture(
@@ -92,9 +89,6 @@ def _encoder(batch_first, norm_first, activation):
 
 
 add_architecture(
-    "encoder_batch_first", "attention", lambda: _encoder(True, True, "gelu"), SEQUENCE, classify
-)
-add_architecture(
     "encoder_sequence_first",
     "attention",
     lambda: _encoder(False, False, "relu"),
@@ -107,22 +101,6 @@ add_architecture(
 def encoder_in_evaluation_mode():
     """Torch's fast path must not be taken under a gradient."""
     return _encoder(True, False, "relu").eval()
-
-
-@register("attention", ragged(), classify)
-def encoder_with_padding_mask():
-    def forward(m, x, lengths):
-        padded = torch.arange(x.shape[1]) >= lengths[:, None]
-        h = m.encoder(x, src_key_padding_mask=padded)
-        h = h.masked_fill(padded.unsqueeze(-1), 0.0)
-        return m.head(h.sum(1) / lengths.unsqueeze(1))
-
-    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-    return Network(
-        forward,
-        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register("attention", ragged(), classify)
@@ -161,15 +139,6 @@ def _transformer(batch_first):
 add_architecture(
     "transformer_sequence_first", "attention", lambda: _transformer(False), texts(), next_token
 )
-
-
-@register("attention", SEQUENCE, classify, is_random=True)
-def encoder_with_dropout():
-    return nn.Sequential(
-        nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True),
-        nn.Flatten(),
-        nn.Linear(16, 3),
-    )
 
 
 # -- attention by hand -----------------------------------------------------------------------------
@@ -226,27 +195,6 @@ def scaled_dot_product_with_learnt_mask():
 
 
 @register_attention
-def attention_by_einsum_sequence_first():
-    def forward(m, x):
-        x = x.transpose(0, 1)
-        q = torch.einsum("tnd,hdk->tnhk", x, m.q)
-        k = torch.einsum("tnd,hdk->tnhk", x, m.k)
-        v = torch.einsum("tnd,hdk->tnhk", x, m.v)
-        weights = torch.einsum("tnhk,snhk->nhts", q, k).softmax(-1)
-        h = torch.einsum("nhts,snhk,hkd->tnd", weights, v, m.o)
-        return m.head(h.mean(0))
-
-    return Network(
-        forward,
-        q=parameter(2, 4, 2),
-        k=parameter(2, 4, 2),
-        v=parameter(2, 4, 2),
-        o=parameter(2, 2, 4),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register_attention
 def relative_bias_expanded_to_the_batch():
     """As in MPNet: `[t, t]` positions are expanded to the batch before they are added."""
 
@@ -259,53 +207,6 @@ def relative_bias_expanded_to_the_batch():
         return m.head(h.transpose(1, 2).flatten(2).mean(1))
 
     return Network(forward, qkv=nn.Linear(4, 12), bias=nn.Embedding(5, 2), head=nn.Linear(4, 3))
-
-
-@register_attention
-def disentangled_relative_positions():
-    """As in DeBERTa: relative embeddings go through the projections of content."""
-
-    def forward(m, x):
-        n, t, _ = x.shape
-        places = torch.arange(t)
-        index = (places[:, None] - places[None] + 3).expand(n, t, t)
-        q, k = m.q(x), m.k(x)
-        relative_k, relative_q = m.k(m.norm(m.relative.weight)), m.q(m.norm(m.relative.weight))
-        c2p = (q @ relative_k.T).gather(2, index)
-        p2c = (k @ relative_q.T).gather(2, index).transpose(1, 2)
-        return m.head(((q @ k.mT + c2p + p2c).softmax(-1) @ m.v(x)).mean(1))
-
-    return Network(
-        forward,
-        q=nn.Linear(4, 4),
-        k=nn.Linear(4, 4),
-        v=nn.Linear(4, 4),
-        relative=nn.Embedding(7, 4),
-        norm=nn.LayerNorm(4),
-        head=nn.Linear(4, 3),
-    )
-
-
-@register_attention
-def transformer_xl_relative_shift():
-    def forward(m, x):
-        n, t, _ = x.shape
-        r = m.r(m.sinusoids[:t])
-        q, k, v = m.qkv(x).chunk(3, -1)
-        content = (q + m.u) @ k.mT
-        position = (q + m.v) @ r.T
-        padded = F.pad(position, (1, 0)).view(n, t + 1, t)[:, 1:].reshape(n, t, t)
-        return m.head(((content + padded).softmax(-1) @ v).mean(1))
-
-    return Network(
-        forward,
-        {"sinusoids": torch.randn(4, 4)},
-        qkv=nn.Linear(4, 12),
-        r=nn.Linear(4, 4, bias=False),
-        u=parameter(4),
-        v=parameter(4),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register_attention
@@ -323,29 +224,6 @@ def latents_projected_before_they_meet_an_example():
         q=nn.Linear(4, 4),
         kv=nn.Linear(4, 8),
         head=nn.Linear(12, 3),
-    )
-
-
-@register_attention
-def set_transformer_induced_points():
-    def forward(m, x):
-        n = x.shape[0]
-        h, _ = m.first(m.points.repeat(n, 1, 1), x, x)
-        y, _ = m.second(x, h, h)
-        pooled, _ = m.pool(m.seed.expand(n, -1, -1), y, y)
-        return m.head(pooled.squeeze(1))
-
-    def layer():
-        return nn.MultiheadAttention(4, 2, batch_first=True)
-
-    return Network(
-        forward,
-        points=parameter(1, 2, 4),
-        seed=parameter(1, 1, 4),
-        first=layer(),
-        second=layer(),
-        pool=layer(),
-        head=nn.Linear(4, 3),
     )
 
 
@@ -373,36 +251,7 @@ def slot_attention():
     )
 
 
-@register_attention
-def fourier_mixing_as_in_fnet():
-    def forward(m, x):
-        x = m.norm(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
-        return m.head(F.gelu(m.up(x)).mean(1))
-
-    return Network(forward, norm=nn.LayerNorm(4), up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
 # -- vision transformers ---------------------------------------------------------------------------
-
-
-@register("vision attention", IMAGE, classify)
-def vit_with_class_token():
-    def forward(m, x):
-        patches = m.patches(x).flatten(2).transpose(1, 2)
-        token = m.token.expand(x.shape[0], -1, -1)
-        h = torch.cat([token, patches], dim=1) + m.positions
-        h = h + m.attention(m.norm(h))
-        return m.head(h[:, 0])
-
-    return Network(
-        forward,
-        patches=nn.Conv2d(4, 4, 2, stride=2),
-        token=parameter(1, 1, 4),
-        positions=parameter(1, 5, 4),
-        norm=nn.LayerNorm(4),
-        attention=Attention(),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register("vision attention", IMAGE, classify)
@@ -419,80 +268,6 @@ def vit_positions_interpolated():
         attention=Attention(),
         head=nn.Linear(4, 3),
     )
-
-
-class WindowAttention(nn.Module):
-    """As in Swin: windows are folded into the leading axis; a table holds relative positions;
-    rolled windows are masked.
-    """
-
-    def __init__(self, shift):
-        super().__init__()
-        self.shift = shift
-        self.attention = Attention(fold=False)
-        self.table = parameter(9, 2)
-        a = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(2), indexing="ij")).flatten(1)
-        distance = a[:, :, None] - a[:, None] + 1
-        self.register_buffer("index", distance[0] * 3 + distance[1])
-        regions = torch.zeros(1, 4, 4, 1)
-        for i, rows in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
-            for j, columns in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
-                regions[:, rows, columns] = 3 * i + j
-        windows = self.partition(regions).squeeze(-1)
-        self.register_buffer("mask", (windows[:, None] != windows[:, :, None]) * -100.0)
-
-    @staticmethod
-    def partition(x):
-        n, h, w, c = x.shape
-        return x.view(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)
-
-    @staticmethod
-    def merge(windows, n):
-        return windows.view(n, 2, 2, 2, 2, -1).permute(0, 1, 3, 2, 4, 5).reshape(n, 4, 4, -1)
-
-    def forward(self, x):
-        if self.shift:
-            x = torch.roll(x, shifts=(-self.shift, -self.shift), dims=(1, 2))
-        windows = self.partition(x)
-        b, t, d = windows.shape
-        q, k, v = self.attention.qkv(windows).reshape(b, t, 3, 2, d // 2).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-2, -1)
-        bias = self.table[self.index.view(-1)].view(4, 4, -1).permute(2, 0, 1)
-        scores = scores + bias.unsqueeze(0)
-        if self.shift:
-            count = self.mask.shape[0]
-            scores = scores.view(b // count, count, 2, t, t) + self.mask.to(x).unsqueeze(
-                1
-            ).unsqueeze(0)
-            scores = scores.view(-1, 2, t, t)
-        h = self.attention.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
-        x = self.merge(h, x.shape[0])
-        return torch.roll(x, shifts=(self.shift, self.shift), dims=(1, 2)) if self.shift else x
-
-
-def _windows(*shifts):
-    def forward(m, x):
-        h = m.embed(x).permute(0, 2, 3, 1)
-        for block, norm in zip(m.blocks, m.norms, strict=True):
-            h = h + block(norm(h))
-        parts = torch.cat(
-            [h[:, 0::2, 0::2], h[:, 1::2, 0::2], h[:, 0::2, 1::2], h[:, 1::2, 1::2]], -1
-        )
-        return m.head(m.reduce(parts.view(x.shape[0], -1, 16)).mean(1))
-
-    return Network(
-        forward,
-        embed=nn.Conv2d(4, 4, 1),
-        blocks=nn.ModuleList(WindowAttention(s) for s in shifts),
-        norms=nn.ModuleList(nn.LayerNorm(4) for _ in shifts),
-        reduce=nn.Linear(16, 4),
-        head=nn.Linear(4, 3),
-    )
-
-
-add_architecture(
-    "swin_shifted_windows", "vision attention", lambda: _windows(0, 1), IMAGE, classify
-)
 
 
 @register("vision attention", tensors((2, 4, 3, 3)), classify)

@@ -5,7 +5,6 @@ leading axis.
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from tests.zoo.registry import (
     Network,
@@ -13,13 +12,10 @@ from tests.zoo.registry import (
     classify,
     parameter,
     register,
-    regress,
-    targets,
     tensors,
 )
 
 IMAGE = tensors((2, 6, 6))
-VOLUME = tensors((1, 4, 4, 4))
 
 
 def _pooled(layer, channels, *more):
@@ -29,31 +25,15 @@ def _pooled(layer, channels, *more):
 
 
 _LAYERS = {
-    "plain": (lambda: nn.Conv2d(2, 4, 3), 4),
     "strided": (lambda: nn.Conv2d(2, 4, 3, stride=2, padding=1), 4),
-    "dilated": (lambda: nn.Conv2d(2, 4, 2, dilation=2), 4),
-    "grouped": (lambda: nn.Conv2d(2, 4, 3, groups=2), 4),
-    "depthwise": (lambda: nn.Conv2d(2, 6, 3, groups=2, bias=False), 6),
-    "pointwise": (lambda: nn.Conv2d(2, 4, 1), 4),
-    "same_padding": (lambda: nn.Conv2d(2, 4, 3, padding="same"), 4),
     "circular_padding": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), 4),
-    "reflect_padding": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), 4),
     "rectangular": (lambda: nn.Conv2d(2, 4, (1, 3), stride=(2, 1)), 4),
-    "transposed": (lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, output_padding=1), 4),
     "transposed_grouped": (lambda: nn.ConvTranspose2d(2, 4, 2, groups=2), 4),
-    "weight_norm": (lambda: parametrizations.weight_norm(nn.Conv2d(2, 4, 3)), 4),
 }
 
 for _name, (_build, _channels) in _LAYERS.items():
     add_architecture(
         f"conv2d_{_name}", "cnn", lambda b=_build, c=_channels: _pooled(b(), c), IMAGE, classify
-    )
-
-
-@register("cnn", VOLUME, classify)
-def conv3d_stack():
-    return nn.Sequential(
-        nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(3), nn.Flatten(), nn.Linear(3, 3)
     )
 
 
@@ -81,11 +61,8 @@ def weight_standardisation_by_subclass():
 
 
 _NORMS = {
-    "group_norm": lambda: nn.GroupNorm(2, 4),
-    "instance_norm": lambda: nn.InstanceNorm2d(4, affine=True),
     "layer_norm": lambda: nn.LayerNorm([4, 4, 4]),
     "local_response_norm": lambda: nn.LocalResponseNorm(2),
-    "batch_norm_eval": lambda: nn.BatchNorm2d(4).eval(),
 }
 
 for _name, _norm in _NORMS.items():
@@ -107,32 +84,6 @@ def group_norm_by_batch_norm_trick():
         return m.head(h.relu().mean((2, 3)) * m.gain)
 
     return Network(forward, conv=nn.Conv2d(2, 4, 3), gain=parameter(4), head=nn.Linear(4, 3))
-
-
-@register("cnn", targets((1, 4, 4), (1, 8, 8)), regress)
-def pixel_shuffle_super_resolution():
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.PixelShuffle(2)
-    )
-
-
-@register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
-def unfold_and_fold():
-    def forward(m, x):
-        patches = F.unfold(x, 3, padding=1)
-        patches = torch.tanh(m.mix(patches.transpose(1, 2))).transpose(1, 2)
-        return F.fold(patches, (6, 6), 3, padding=1)
-
-    return Network(forward, mix=nn.Linear(9, 9))
-
-
-@register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
-def max_pooling_with_indices_and_unpooling():
-    def forward(m, x):
-        h, places = F.max_pool2d(m.a(x), 2, return_indices=True)
-        return m.b(F.max_unpool2d(torch.tanh(h), places, 2))
-
-    return Network(forward, a=nn.Conv2d(1, 2, 3, padding=1), b=nn.Conv2d(2, 1, 3, padding=1))
 
 
 @register_cnn
@@ -177,41 +128,10 @@ def layers_run_on_a_learnt_image():
     )
 
 
-@register("cnn", IMAGE, classify, is_random=True)
-def spatial_dropout():
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 3),
-        nn.ReLU(),
-        nn.Dropout2d(0.3),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(6, 3),
-    )
-
-
-@register_cnn
-def channels_last_network():
-    def forward(m, x):
-        h = m.conv(x.contiguous(memory_format=torch.channels_last)).relu()
-        return m.head(h.permute(0, 2, 3, 1).reshape(x.shape[0], -1))
-
-    return Network(forward, conv=nn.Conv2d(2, 3, 3), head=nn.Linear(48, 3))
-
-
 # -- images folded into the leading axis -----------------------------------------------------------
 
 
 register_folded = register("folded", tensors((3, 2, 5, 5)), classify)
-
-
-@register_folded
-def frames_folded_into_the_batch():
-    def forward(m, x):
-        n, frames = x.shape[:2]
-        h = m.conv(x.flatten(0, 1)).relu().mean((2, 3))
-        return m.head(h.view(n, frames, -1).mean(1))
-
-    return Network(forward, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
 @register_folded

@@ -21,46 +21,13 @@ from tests.zoo.registry import (
 
 # -- multilayer perceptrons ------------------------------------------------------------------------
 
-ACTIVATIONS = {
-    "relu_in_place": nn.ReLU(inplace=True),
-    "gelu": nn.GELU(),
-    "mish": nn.Mish(),
-    "celu": nn.CELU(),
-    "hardswish": nn.Hardswish(),
-    "hardsigmoid": nn.Hardsigmoid(),
-    "softshrink": nn.Softshrink(),
-    "hardshrink": nn.Hardshrink(),
-    "threshold": nn.Threshold(0.1, 0.0),
-    "softmin": nn.Softmin(dim=1),
-}
-
-
-def _activated(activation):
-    return nn.Sequential(nn.Linear(4, 6), activation, nn.Linear(6, 3))
-
-
-for _name, _activation in ACTIVATIONS.items():
-    add_architecture(
-        f"mlp_{_name}", "activations", lambda a=_activation: _activated(a), vectors(), classify
-    )
-
 
 @register("activations", vectors(), classify)
 def prelu_per_channel():
     return nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3))
 
 
-@register("activations", vectors(), classify)
-def glu_module():
-    return nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 3))
-
-
 register_mlp = register("mlp", vectors(), classify)
-
-
-@register_mlp
-def logistic_regression():
-    return nn.Linear(4, 3)
 
 
 @register("mlp", vectors(d=5), classify)
@@ -81,21 +48,9 @@ def residual_in_place():
 
 
 @register_mlp
-def layer_norm_mlp():
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
-
-
-@register_mlp
 def frozen_batch_norm():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval().requires_grad_(False)
-    return model
-
-
-@register_mlp
-def batch_norm_in_eval_mode_with_gain():
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    model[1].eval()
     return model
 
 
@@ -112,14 +67,6 @@ def stochastic_depth():
         return m.head(h + kept * torch.tanh(m.mid(h)) / 0.8)
 
     return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
-
-
-@register_mlp
-def frozen_in_the_middle_bias_only():
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-    for name, p in model.named_parameters():
-        p.requires_grad_(name.endswith("bias"))
-    return model
 
 
 @register_mlp
@@ -153,27 +100,11 @@ def float32_inside():
 
 
 @register_mlp
-def normalised_weights_by_hand():
-    def forward(m, x):
-        return F.linear(x, F.normalize(m.weight, dim=1), m.bias)
-
-    return Network(forward, weight=parameter(3, 4), bias=parameter(3))
-
-
-@register_mlp
 def bilinear_module():
     def forward(m, x):
         return m.pair(x[:, :2], torch.tanh(m.up(x)))
 
     return Network(forward, up=nn.Linear(4, 3), pair=nn.Bilinear(2, 3, 3))
-
-
-@register_mlp
-def low_rank_products():
-    def forward(m, x):
-        return x @ (m.a @ m.b) + m.bias
-
-    return Network(forward, a=parameter(4, 2), b=parameter(2, 3), bias=parameter(3))
 
 
 @register_mlp
@@ -196,33 +127,6 @@ def matrix_on_the_left():
         return (m.w2 @ h).T
 
     return Network(forward, w1=parameter(5, 4), b1=parameter(5), w2=parameter(3, 5))
-
-
-@register_mlp
-def tensordot_layers():
-    def forward(m, x):
-        h = torch.tensordot(x.view(-1, 2, 2), m.w, dims=([1, 2], [1, 2]))
-        return torch.tensordot(h.tanh(), m.v, dims=1)
-
-    return Network(forward, w=parameter(5, 2, 2), v=parameter(5, 3))
-
-
-@register_mlp
-def shared_layer_thrice():
-    def forward(m, x):
-        h = x
-        for _ in range(3):
-            h = torch.tanh(m.shared(h)) + x
-        return m.head(h)
-
-    return Network(forward, shared=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register_mlp
-def one_parameter_in_two_modules():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
-    model[2].weight = model[0].weight
-    return model
 
 
 @register("mlp", targets((6,), (6,)), regress)
@@ -267,26 +171,6 @@ def features_topk_and_scatter():
 
 
 @register_wide_mlp
-def pieces_by_split_unbind_stack():
-    def forward(m, x):
-        a, b = x.split([2, 4], dim=1)
-        b1, b2 = b.view(-1, 2, 2).unbind(1)
-        h = torch.stack([m.one(a), m.two(b1), m.one(b2)], dim=1)
-        return m.head(h.sum(1))
-
-    return Network(forward, one=nn.Linear(2, 3), two=nn.Linear(2, 3), head=nn.Linear(3, 3))
-
-
-@register_wide_mlp
-def cumulative_features():
-    def forward(m, x):
-        h = m.up(x)
-        return m.head(h.cumsum(1) + torch.logcumsumexp(h, 1) + h.flip(1).roll(1, dims=1))
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
-
-
-@register_wide_mlp
 def vector_quantisation():
     def forward(m, x):
         h = m.up(x)
@@ -307,31 +191,10 @@ def complex_spectrum():
     return Network(forward, up=nn.Linear(6, 6), filter=parameter(4, 2), head=nn.Linear(6, 3))
 
 
-@register("mlp", vectors(d=4), classify)
-def matrix_functions_per_example():
-    def forward(m, x):
-        a = m.up(x).view(-1, 2, 2)
-        a = a @ a.transpose(1, 2) + 2 * torch.eye(2, dtype=a.dtype)
-        solved = torch.linalg.solve(a, x.view(-1, 2, 2))
-        return m.head(
-            torch.cat(
-                [solved.flatten(1), torch.logdet(a)[:, None], torch.linalg.cholesky(a).flatten(1)],
-                1,
-            )
-        )
-
-    return Network(forward, up=nn.Linear(4, 4), head=nn.Linear(9, 3))
-
-
 # -- parametrizations ------------------------------------------------------------------------------
 
 
 register_parametrized = register("parametrized", vectors(), classify)
-
-
-@register_parametrized
-def weight_norm_new():
-    return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
 
 
 @register_parametrized
@@ -370,18 +233,6 @@ for _name, _build in _COMPUTED.items():
         vectors(),
         classify,
     )
-
-
-class _Symmetric(nn.Module):
-    def forward(self, x):
-        return x.triu() + x.triu(1).transpose(-1, -2)
-
-
-@register_parametrized
-def symmetric_weights():
-    layer = nn.Linear(4, 4)
-    parametrize.register_parametrization(layer, "weight", _Symmetric())
-    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
 
 
 @register_parametrized

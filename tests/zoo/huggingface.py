@@ -101,15 +101,6 @@ def waveforms(n):
     }
 
 
-def videos(n):
-    """Two frames of small images and a label."""
-    g = generator_of(n)
-    return {
-        "pixel_values": normal(n, 2, 3, 8, 8, generator=g),
-        "labels": torch.randint(0, 3, (n,), generator=g),
-    }
-
-
 # -- losses ----------------------------------------------------------------------------------------
 
 
@@ -312,23 +303,6 @@ add(
     loss_of_class,
 )
 add(
-    "squeezebert",
-    "SqueezeBertForSequenceClassification",
-    "SqueezeBertConfig",
-    _BERT
-    | {
-        "embedding_size": 8,
-        "q_groups": 2,
-        "k_groups": 2,
-        "v_groups": 2,
-        "post_attention_groups": 1,
-        "intermediate_groups": 2,
-        "output_groups": 2,
-    },
-    padded_tokens,
-    loss_of_class,
-)
-add(
     "modernbert",
     "ModernBertForSequenceClassification",
     "ModernBertConfig",
@@ -345,22 +319,6 @@ add(
     loss_of_class,
     "eager",
     tolerance=FLOAT32_INSIDE,
-)
-add(
-    "funnel",
-    "FunnelForSequenceClassification",
-    "FunnelConfig",
-    {
-        "vocab_size": V,
-        "block_sizes": [1, 1],
-        "d_model": 8,
-        "n_head": 2,
-        "d_head": 4,
-        "d_inner": 10,
-        "num_labels": 3,
-    },
-    padded_tokens,
-    loss_of_class,
 )
 
 # Decoders.
@@ -428,7 +386,6 @@ _CAUSAL = {
         {"query_pre_attn_scalar": 4, "sliding_window": 4},
     ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 4}),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {}),
 }
 # With a window and padding some positions of Gemma 2 see nothing and become NaN.
 _WITHOUT_PADDING = ("gemma2",)
@@ -454,25 +411,6 @@ for _way in ("eager", "batched_mm"):
         loss_of_next,
         tolerance=FLOAT32_INSIDE,
     )
-add(
-    "gpt_neo",
-    "GPTNeoForCausalLM",
-    "GPTNeoConfig",
-    {
-        "vocab_size": V,
-        "hidden_size": 8,
-        "num_layers": 2,
-        "num_heads": 2,
-        "attention_types": [[["global", "local"], 1]],
-        "window_size": 3,
-        "max_position_embeddings": 12,
-        "intermediate_size": 10,
-        **_ENDS,
-    },
-    padded_text,
-    loss_of_next,
-    tolerance=FLOAT32_INSIDE,
-)
 add(
     "mamba",
     "MambaForCausalLM",
@@ -513,7 +451,6 @@ add(
     loss_of_tokens,
     tolerance=FLOAT32_INSIDE,
 )
-add("marian", "MarianMTModel", "MarianConfig", _BART, translations, loss_of_tokens)
 add(
     "whisper",
     "WhisperForConditionalGeneration",
@@ -599,14 +536,6 @@ add(
         "image_size": 8,
     },
     pictures,
-    loss_of_class,
-)
-add(
-    "videomae",
-    "VideoMAEForVideoClassification",
-    "VideoMAEConfig",
-    _VIT | {"num_frames": 2, "tubelet_size": 1},
-    videos,
     loss_of_class,
 )
 add(
@@ -832,14 +761,6 @@ add_adapted(
     feedforward_modules=[],
 )
 add_adapted(
-    "prompt_tuning_bert",
-    _BASE_BERT,
-    "PromptTuningConfig",
-    *_BERT_DATA,
-    task_type="SEQ_CLS",
-    num_virtual_tokens=2,
-)
-add_adapted(
     "prompt_tuning_gpt2",
     _BASE_GPT2,
     "PromptTuningConfig",
@@ -847,15 +768,6 @@ add_adapted(
     lambda m, b: loss_after_prompt(m, b),
     task_type="CAUSAL_LM",
     num_virtual_tokens=2,
-)
-add_adapted(
-    "p_tuning_bert",
-    _BASE_BERT,
-    "PromptEncoderConfig",
-    *_BERT_DATA,
-    task_type="SEQ_CLS",
-    num_virtual_tokens=2,
-    encoder_hidden_size=6,
 )
 add_adapted(
     "p_tuning_lstm_bert",
@@ -868,14 +780,6 @@ add_adapted(
     encoder_reparameterization_type="LSTM",
     encoder_num_layers=1,
     encoder_dropout=0.0,
-)
-add_adapted(
-    "prefix_tuning_gpt2",
-    _BASE_GPT2,
-    "PrefixTuningConfig",
-    *_GPT2_DATA,
-    task_type="CAUSAL_LM",
-    num_virtual_tokens=2,
 )
 add_adapted(
     "prefix_tuning_by_perceptron_gpt2",

@@ -126,29 +126,6 @@ def sparse_embedding():
     return Network(forward, wte=nn.Embedding(11, 4, sparse=True), head=nn.Linear(4, 3))
 
 
-@register_classifier
-def new_tokens_where_the_old_are_frozen():
-    def forward(m, ids):
-        is_new = ids >= 9
-        old = m.old(ids.clamp(max=8))
-        new = m.new((ids - 9).clamp(min=0))
-        return m.head(torch.where(is_new.unsqueeze(-1), new, old).mean(1))
-
-    model = Network(forward, old=nn.Embedding(9, 4), new=nn.Embedding(2, 4), head=nn.Linear(4, 3))
-    model.old.requires_grad_(False)
-    return model
-
-
-@register_classifier
-def norm_limited_embedding():
-    def forward(m, ids):
-        x = m.wte(ids)
-        x = x / x.norm(dim=-1, keepdim=True).clamp(min=1.0)
-        return m.head(x.mean(1))
-
-    return Network(forward, wte=nn.Embedding(11, 4), head=nn.Linear(4, 3))
-
-
 # -- several rows an example -----------------------------------------------------------------------
 
 
@@ -170,14 +147,6 @@ def multiple_choice_folded():
     return Network(
         forward, wte=nn.Embedding(11, 4), block=Block(causal=False), score=nn.Linear(4, 1)
     )
-
-
-@register_choices
-def multiple_choice_by_vmap_over_choices():
-    def forward(m, ids):
-        return torch.cat([m.score(m.wte(choice).mean(1)) for choice in ids.unbind(1)], dim=1)
-
-    return Network(forward, wte=nn.Embedding(11, 4), score=nn.Linear(4, 1))
 
 
 @register_choices
@@ -211,12 +180,3 @@ def siamese_towers_by_cat_and_chunk():
         return m.head(torch.cat([u, v, (u - v).abs()], 1))
 
     return Network(forward, wte=nn.Embedding(11, 4), tower=nn.Linear(4, 4), head=nn.Linear(12, 3))
-
-
-@register("folded", _pairs, classify)
-def siamese_towers_split_by_index():
-    def forward(m, a, b):
-        h = torch.tanh(m.tower(m.wte(torch.cat([a, b])).mean(1)))
-        return m.head(h[: len(a)] * h[len(a) :])
-
-    return Network(forward, wte=nn.Embedding(11, 4), tower=nn.Linear(4, 4), head=nn.Linear(4, 3))

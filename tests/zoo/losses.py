@@ -23,36 +23,14 @@ def _mlp(d=4, k=3):
     return nn.Sequential(nn.Linear(d, 5), nn.Tanh(), nn.Linear(5, k))
 
 
-def _elementwise(loss, **options):
-    function = getattr(F, loss)
-
-    def loss_fn(model, batch):
-        x, y = batch
-        return function(model(x), y, reduction="none", **options).flatten(1).sum(1)
-
-    return loss_fn
-
-
 def _cross_entropy_smoothed(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.1)
 
 
-def _cross_entropy_weighted(model, batch):
-    x, y = batch
-    return F.cross_entropy(
-        model(x), y, reduction="none", weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype)
-    )
-
-
 def _nll_by_arange(model, batch):
     x, y = batch
     return -model(x).log_softmax(-1)[torch.arange(len(y)), y]
-
-
-def _hinge(model, batch):
-    x, y = batch
-    return F.multi_margin_loss(model(x), y, reduction="none")
 
 
 def _looped(model, batch):
@@ -67,48 +45,13 @@ def _ignored_label(model, batch):
     return F.cross_entropy(model(x), y.masked_fill(y == 0, -100), reduction="none")
 
 
-def _distilled(model, batch):
-    x, y = batch
-    logits = model(x)
-    teacher = (x[:, :3] * 2).softmax(-1)
-    kl = F.kl_div(logits.log_softmax(-1), teacher, reduction="none").sum(-1)
-    return kl + 0.5 * F.cross_entropy(logits, y, reduction="none")
-
-
 for _loss in (
     _cross_entropy_smoothed,
-    _cross_entropy_weighted,
     _nll_by_arange,
-    _hinge,
     _looped,
     _ignored_label,
-    _distilled,
 ):
     add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
-
-for _name in (
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "soft_margin_loss",
-    "poisson_nll_loss",
-):
-    add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _elementwise(_name))
-
-
-def _several_labels(n):
-    g = generator_of(n)
-    return normal(n, 4, generator=g), torch.randint(0, 2, (n, 3), generator=g).double()
-
-
-add_architecture(
-    "loss_binary_cross_entropy_with_logits",
-    "losses",
-    _mlp,
-    _several_labels,
-    _elementwise("binary_cross_entropy_with_logits"),
-)
 
 
 def _squeezed(model, batch):
@@ -201,24 +144,6 @@ def loss_of_tasks_with_learnt_weights():
     )
 
 
-def _partly_labelled(model, batch):
-    """Only some examples have a value; the others have the other loss alone."""
-    x, labels, values = batch
-    h = torch.tanh(model.body(x))
-    has_value = (values > 0).to(x)
-    return (
-        F.cross_entropy(model.classes(h), labels, reduction="none")
-        + has_value * (model.value(h).squeeze(1) - values).square()
-    )
-
-
-@register("losses", _tasks, _partly_labelled)
-def loss_with_missing_targets():
-    return Network(
-        lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1)
-    )
-
-
 def _triplets(n):
     g = generator_of(n)
     return tuple(normal(n, 4, generator=g) for _ in range(3))
@@ -238,57 +163,12 @@ add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
 add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
 
 
-def _transcripts(n):
-    g = generator_of(n)
-    return (
-        normal(n, 6, 4, generator=g),
-        torch.randint(1, 4, (n, 2), generator=g),
-        torch.randint(1, 3, (n,), generator=g),
-    )
-
-
-def _ctc(model, batch):
-    x, labels, lengths = batch
-    log_p = model(x).log_softmax(-1).transpose(0, 1)
-    inputs = torch.full((len(x),), 6, dtype=torch.long)
-    return F.ctc_loss(log_p, labels, inputs, lengths, reduction="none", zero_infinity=True)
-
-
-add_architecture("loss_ctc", "losses", lambda: _mlp(k=4), _transcripts, _ctc)
-
-
 def _tags(n):
     g = generator_of(n)
     return (
         normal(n, 4, 4, generator=g),
         torch.randint(0, 3, (n, 4), generator=g),
         torch.randint(1, 5, (n,), generator=g),
-    )
-
-
-def _conditional_random_field(model, batch):
-    x, tags, lengths = batch
-    scores = model.emit(x)
-    alpha = model.start + scores[:, 0]
-    path = (model.start + scores[:, 0]).gather(1, tags[:, :1]).squeeze(1)
-    for t in range(1, x.shape[1]):
-        alive = lengths > t
-        grown = torch.logsumexp(alpha.unsqueeze(2) + model.transitions, dim=1) + scores[:, t]
-        alpha = torch.where(alive[:, None], grown, alpha)
-        step = model.transitions[tags[:, t - 1], tags[:, t]] + scores[:, t].gather(
-            1, tags[:, t : t + 1]
-        ).squeeze(1)
-        path = path + alive * step
-    return torch.logsumexp(alpha, 1) - path
-
-
-@register("losses", _tags, _conditional_random_field)
-def loss_of_a_conditional_random_field():
-    return Network(
-        lambda m, x: m.emit(x),
-        emit=nn.Linear(4, 3),
-        start=parameter(3),
-        transitions=parameter(3, 3),
     )
 
 

@@ -286,29 +286,6 @@ def loss_that_calls_the_parts():
     return Network(lambda m, x: m.head(m.body(x)), body=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
-def _weight_in_loss(model, batch):
-    x, y = batch
-    penalty = model.weight.abs().sum() * 0.01
-    return F.cross_entropy(model(x), y, reduction="none") + penalty
-
-
-@register("mechanics", VECTORS, _weight_in_loss)
-def loss_that_reads_a_weight():
-    return nn.Linear(4, 3)
-
-
-@register_mechanics
-def constant_tensors_made_inside():
-    def forward(m, x):
-        n = x.shape[0]
-        ones = torch.ones(n, 1, dtype=x.dtype)
-        scale = torch.full((n, 5), 0.5, dtype=x.dtype) * torch.linspace(1, 2, 5, dtype=x.dtype)
-        h = m.up(torch.cat([x, ones], 1)) * scale + x.new_tensor([0.1])
-        return m.head(h + torch.zeros_like(h) + x.new_full((5,), 0.2))
-
-    return Network(forward, up=nn.Linear(5, 5), head=nn.Linear(5, 3))
-
-
 @register_mechanics
 def length_of_the_batch_read_in_python():
     def forward(m, x):
@@ -387,18 +364,6 @@ def batch_as_the_last_axis():
     return Network(forward, w=parameter(5, 4), head=nn.Linear(5, 3))
 
 
-@register("mechanics", SEQUENCE, classify)
-def einsum_with_the_batch_in_the_middle():
-    def forward(m, x):
-        h = torch.einsum("ntd,de->tne", x, m.w).tanh()
-        h = torch.einsum("tne,ef,ts->snf", h, m.v, m.mix)
-        return m.head(torch.einsum("snf->nf", h))
-
-    return Network(
-        forward, w=parameter(4, 5), v=parameter(5, 5), mix=parameter(4, 2), head=nn.Linear(5, 3)
-    )
-
-
 # -- batches of other kinds ------------------------------------------------------------------------
 
 
@@ -468,23 +433,6 @@ def model_that_returns_a_named_tuple():
         return Output(m.head(h), (h,), {"gate": m.gate(h).sigmoid()})
 
     return Network(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3), gate=nn.Linear(5, 1))
-
-
-@register("containers", VECTORS, classify)
-def modules_in_a_dict_and_a_list():
-    def forward(m, x):
-        for layer in m.layers:
-            x = m.activations["tanh"](layer(x))
-        return m.heads["main"](x) + m.biases[0] * m.scales["a"]
-
-    return Network(
-        forward,
-        layers=nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 5)]),
-        activations=nn.ModuleDict({"tanh": nn.Tanh()}),
-        heads=nn.ModuleDict({"main": nn.Linear(5, 3)}),
-        biases=nn.ParameterList([parameter(3)]),
-        scales=nn.ParameterDict({"a": parameter(3)}),
-    )
 
 
 def _keyword_only(function):

@@ -60,25 +60,12 @@ _add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
 
 _add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
 _add("rolled_over_the_batch", _inner(lambda h: h + 0.3 * h.roll(1, 0)))
-_add("flipped_inside_and_never_back", _inner(lambda h: h.flip(0)))
 _add("rows_reshaped_wrongly", _inner(lambda h: h.T.reshape(h.shape)))
 _add("row_zero_added", _inner(lambda h: h + 0.2 * h[:1]))
 _add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
 _add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
 _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
 _add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
-
-
-def _attention_over_the_batch():
-    def forward(m, x):
-        return m.head(m.attention(x, x, x, need_weights=False)[0])
-
-    return Network(
-        forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3)
-    )
-
-
-_add("attention_over_the_batch", _attention_over_the_batch)
 _add(
     "attention_with_the_axes_confused",
     lambda: Network(
@@ -94,10 +81,6 @@ _add(
         lambda m, x: m.head(m.layer(x)[0].mean(1)), layer=nn.LSTM(4, 4), head=nn.Linear(4, 3)
     ),
     tensors((3, 4)),
-)
-_add(
-    "gru_over_an_unbatched_input",
-    lambda: Network(lambda m, x: m.head(m.layer(x)[0]), layer=nn.GRU(4, 4), head=nn.Linear(4, 3)),
 )
 _add(
     "convolution_over_the_batch",
@@ -352,18 +335,6 @@ def _info_nce(model, batch):
     return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
 
 
-def _info_nce_detached(model, batch):
-    x = batch[0]
-    one, two = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1), dim=1).detach()
-    return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(x)), reduction="none")
-
-
-def _in_batch_negatives_of_sampled_softmax(model, batch):
-    h = model(batch[0])
-    scores = h @ h.detach().T
-    return -scores.log_softmax(1).diagonal()
-
-
 def _mixup(model, batch):
     x, y = batch
     mixed = 0.7 * x + 0.3 * x.flip(0)
@@ -375,26 +346,10 @@ def _cutmix_of_labels(model, batch):
     return 0.7 * _plain(model, (x, y)) + 0.3 * _plain(model, (x, y.roll(1)))
 
 
-def _hardest(model, batch):
-    """Only the hardest half of the batch counts."""
-    losses = _plain(model, batch)
-    return losses * (losses >= losses.median()).to(losses)
-
-
 def _sorted(model, batch):
     losses = _plain(model, batch)
     weights = torch.linspace(0, 1, len(losses), dtype=losses.dtype)
     return losses.sort().values * weights
-
-
-def _focal_of_the_batch(model, batch):
-    losses = _plain(model, batch)
-    return losses * losses.detach().softmax(0) * len(losses)
-
-
-def _centred(model, batch):
-    losses = _plain(model, batch)
-    return losses - losses.mean()
 
 
 def _baseline(model, batch):
@@ -412,11 +367,6 @@ def _over_valid_labels(model, batch):
     return _plain(model, batch) * mask / mask.sum().clamp(min=1)
 
 
-def _class_weights_of_the_batch(model, batch):
-    counts = torch.bincount(batch[1], minlength=3).clamp(min=1)
-    return _plain(model, batch) / counts[batch[1]]
-
-
 def _weighted_mean(model, batch):
     """A mean with class weights divides by the weights of the batch."""
     x, y = batch
@@ -424,33 +374,10 @@ def _weighted_mean(model, batch):
     return loss.expand(len(x))
 
 
-def _mean_expanded(model, batch):
-    return _plain(model, batch).mean().expand(len(batch[1]))
-
-
-def _square_root_of_the_mean(model, batch):
-    losses = _plain(model, batch)
-    return losses * losses.detach().mean().rsqrt()
-
-
 def _column_against_row(model, batch):
     """Outputs `[n, 1]` against targets `[n]` broadcast to `[n, n]`."""
     x, y = batch
     return (model(x)[:, :1] - y.to(x)).square().mean(1)
-
-
-def _decorrelated(model, batch):
-    h = model(batch[0])
-    h = h - h.mean(0)
-    covariance = h.T @ h / len(h)
-    off = covariance.square().sum() - covariance.diagonal().square().sum()
-    return _plain(model, batch) + off / len(h)
-
-
-def _load_balance(model, batch):
-    p = model(batch[0]).softmax(-1)
-    share = F.one_hot(p.argmax(-1), 3).to(p).mean(0)
-    return _plain(model, batch) + (share * p.mean(0)).sum()
 
 
 def _penalty_on_the_mean(model, batch):
@@ -467,18 +394,6 @@ def _penalty_on_the_norm_of_all(model, batch):
     losses = _plain(model, (x, y))
     (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
     return losses + (slope.norm() - 1).square()
-
-
-def _maximum_mean_discrepancy(model, batch):
-    h = model(batch[0])
-    return _plain(model, batch) + torch.exp(-torch.cdist(h, h).square()).mean(1)
-
-
-def _batch_hard_triplets(model, batch):
-    h, y = model(batch[0]), batch[1]
-    distance = torch.cdist(h, h)
-    same = y[:, None] == y
-    return F.relu((distance * same).amax(1) - distance.masked_fill(same, 9.0).amin(1) + 1)
 
 
 def _two_views_as_negatives(model, batch):
@@ -516,27 +431,15 @@ def _skipped_if_not_finite(model, batch):
 
 for _loss in (
     _info_nce,
-    _info_nce_detached,
-    _in_batch_negatives_of_sampled_softmax,
     _mixup,
     _cutmix_of_labels,
-    _hardest,
     _sorted,
-    _focal_of_the_batch,
-    _centred,
     _baseline,
     _over_valid_labels,
-    _class_weights_of_the_batch,
     _weighted_mean,
-    _mean_expanded,
-    _square_root_of_the_mean,
     _column_against_row,
-    _decorrelated,
-    _load_balance,
     _penalty_on_the_mean,
     _penalty_on_the_norm_of_all,
-    _maximum_mean_discrepancy,
-    _batch_hard_triplets,
     _two_views_as_negatives,
     _clipped_by_the_batch,
     _skipped_if_not_finite,
@@ -562,20 +465,9 @@ def _trimmed(m, x, lengths):
     return m.head(torch.tanh(m.inner(x[:, : int(lengths.max())])).mean(1))
 
 
-def _packed_state(m, x, lengths):
-    """Sorted by length and never sorted back."""
-    order = lengths.argsort(descending=True, stable=True)
-    return m.head(torch.tanh(m.inner(x[order])).mean(1))
-
-
 _add(
     "mean_over_padding_of_the_longest",
     lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)),
-    ragged(),
-)
-_add(
-    "rows_sorted_and_not_sorted_back",
-    lambda: Network(_packed_state, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)),
     ragged(),
 )
 

@@ -20,63 +20,6 @@ from tests.zoo.registry import (
 
 SEQUENCE = tensors((4, 3))
 
-_LAYERS = {
-    "rnn": lambda **k: nn.RNN(3, 4, **k),
-    "rnn_relu": lambda **k: nn.RNN(3, 4, nonlinearity="relu", **k),
-    "gru": lambda **k: nn.GRU(3, 4, **k),
-    "lstm": lambda **k: nn.LSTM(3, 4, **k),
-    "lstm_projected": lambda **k: nn.LSTM(3, 6, proj_size=4, **k),
-    "lstm_without_bias": lambda **k: nn.LSTM(3, 4, bias=False, **k),
-}
-
-
-def _batch_first(layer, width=4):
-    def forward(m, x):
-        return m.head(m.layer(x)[0].mean(1))
-
-    return Network(forward, layer=layer, head=nn.Linear(width, 3))
-
-
-def _sequence_first(layer, width=4):
-    def forward(m, x):
-        return m.head(m.layer(x.transpose(0, 1))[0][-1])
-
-    return Network(forward, layer=layer, head=nn.Linear(width, 3))
-
-
-for _name, _layer in _LAYERS.items():
-    add_architecture(
-        f"{_name}_batch_first",
-        "recurrent",
-        lambda b=_layer: _batch_first(b(batch_first=True)),
-        SEQUENCE,
-        classify,
-    )
-    add_architecture(
-        f"{_name}_sequence_first",
-        "recurrent",
-        lambda b=_layer: _sequence_first(b()),
-        SEQUENCE,
-        classify,
-    )
-
-for _name in ("gru", "lstm"):
-    _layer = _LAYERS[_name]
-    add_architecture(
-        f"{_name}_bidirectional",
-        "recurrent",
-        lambda b=_layer: _batch_first(b(batch_first=True, bidirectional=True, num_layers=2), 8),
-        SEQUENCE,
-        classify,
-    )
-    add_architecture(
-        f"{_name}_bidirectional_sequence_first",
-        "recurrent",
-        lambda b=_layer: _sequence_first(b(bidirectional=True, num_layers=2), 8),
-        SEQUENCE,
-        classify,
-    )
-
 
 @register("recurrent", SEQUENCE, classify)
 def gru_with_learnt_first_state():
@@ -167,16 +110,6 @@ def sorted_by_hand_then_packed():
 
 
 @register_ragged
-def rows_sorted_inside_forward():
-    def forward(m, x, lengths):
-        order = lengths.argsort(descending=True, stable=True)
-        h = torch.tanh(m.inner(x[order]))
-        return m.head(h[order.argsort()].mean(1))
-
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register_ragged
 def rows_sorted_and_scattered_back():
     def forward(m, x, lengths):
         order = lengths.argsort()
@@ -238,8 +171,3 @@ def lstm_language_model_tied_and_flattened():
     )
     model.head.weight = model.embed.weight
     return model
-
-
-@register("recurrent", SEQUENCE, classify, is_random=True)
-def lstm_with_dropout_between_layers():
-    return _batch_first(nn.LSTM(3, 6, num_layers=2, dropout=0.3, batch_first=True), 6)

@@ -33,20 +33,6 @@ register_experts = register("experts", VECTORS, classify)
 
 
 @register_experts
-def sparse_experts_by_nonzero():
-    def forward(m, x):
-        weights, chosen = m.gate(x).softmax(-1).topk(1, dim=-1)
-        out = torch.zeros_like(x)
-        for i, expert in enumerate(m.experts):
-            rows = (chosen[:, 0] == i).nonzero().squeeze(1)
-            if len(rows):
-                out[rows] = expert(x[rows]) * weights[rows]
-        return m.head(out)
-
-    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
-
-
-@register_experts
 def sparse_experts_by_index_add():
     """As in Mixtral: top two of three experts, tokens gathered and added back, every expert
     called.
@@ -63,25 +49,6 @@ def sparse_experts_by_index_add():
         return m.head(out)
 
     return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3))
-
-
-@register("experts", SEQUENCE, classify)
-def experts_dispatched_by_one_hot():
-    def forward(m, x):
-        probabilities = m.gate(x).softmax(-1)
-        dispatch = F.one_hot(probabilities.argmax(-1), 3).to(x)
-        gathered = torch.einsum("nte,ntd->entd", dispatch, x)
-        h = torch.einsum("entd,edk->entk", gathered, m.w1).relu()
-        out = torch.einsum("entk,ekd,nte->ntd", h, m.w2, dispatch * probabilities)
-        return m.head(out.mean(1))
-
-    return Network(
-        forward,
-        gate=nn.Linear(4, 3),
-        w1=parameter(3, 4, 5),
-        w2=parameter(3, 5, 4),
-        head=nn.Linear(4, 3),
-    )
 
 
 @register_experts
@@ -160,19 +127,6 @@ def functional_call_with_generated_weights():
     return model
 
 
-@register_hypernetwork
-def fast_weights_by_an_inner_step():
-    """One gradient step on each example's own inner loss, written in closed form."""
-
-    def forward(m, x):
-        w = m.start.expand(len(x), -1, -1)
-        error = torch.bmm(w, x.unsqueeze(-1)) - m.aim(x).unsqueeze(-1)
-        w = w - 0.1 * error @ x.unsqueeze(1)
-        return torch.bmm(w, x.unsqueeze(-1)).squeeze(-1)
-
-    return Network(forward, start=parameter(1, 3, 4), aim=nn.Linear(4, 3))
-
-
 # -- graphs ----------------------------------------------------------------------------------------
 
 
@@ -230,23 +184,6 @@ def graph_union_by_block_diagonal():
         return m.head(h.view(n, k, -1).sum(1))
 
     return Network(forward, one=nn.Linear(3, 4), head=nn.Linear(4, 3))
-
-
-@register_graph
-def public_graph_of_labels():
-    """Class embeddings pass through a graph network of their own before they meet an example."""
-
-    def forward(m, x, a):
-        labels = torch.relu(m.mix(m.adjacency @ m.labels))
-        return m.embed((a @ x).mean(1)) @ labels.T
-
-    return Network(
-        forward,
-        {"adjacency": torch.rand(3, 3)},
-        labels=parameter(3, 4),
-        mix=nn.Linear(4, 4),
-        embed=nn.Linear(3, 4),
-    )
 
 
 # -- sets ------------------------------------------------------------------------------------------

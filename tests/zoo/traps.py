@@ -60,25 +60,12 @@ def _add(name, kind, change, width=6, *, is_random=False):
 # -- operations over the leading axis, one of which is harmless ------------------------------------
 
 _add("flattened_and_viewed_back", SOUND, lambda h: (h.flatten() * 2 + 1).view_as(h))
-_add("cumulative_sum_of_everything", MIXING, lambda h: h.flatten().cumsum(0).view_as(h))
 _add("mean_of_everything", MIXING, lambda h: h - h.mean())
-_add("layer_norm_of_everything", MIXING, lambda h: F.layer_norm(h, h.shape))
-_add("largest_entry_of_everything", MIXING, lambda h: h.masked_fill(h == h.max(), 0.0))
-_add("argmax_of_everything", MIXING, lambda h: h + 0.1 * (h.argmax() % 3))
-_add("unstacked_and_stacked_elsewhere", MIXING, lambda h: torch.stack(h.unbind(0)[::-1]))
-_add("indexed_by_the_identity", SOUND, lambda h: h[torch.arange(len(h))])
-_add("indexed_by_a_roll", MIXING, lambda h: h + 0.5 * h[torch.arange(len(h)) - 1])
-_add("indexed_by_zeros", MIXING, lambda h: h + 0.5 * h[torch.zeros(len(h), dtype=torch.long)])
 _add(
     "indexed_twice_back_to_the_identity",
     SOUND,
     lambda h: h[torch.arange(len(h)).roll(1)][torch.arange(len(h)).roll(-1)],
 )
-_add("gathered_by_sorted_rows", MIXING, lambda h: h.gather(0, h.argsort(0)))
-_add("padded_on_features", SOUND, lambda h: F.pad(h, (1, 0))[:, :-1])
-_add("padded_on_the_batch", MIXING, lambda h: h + F.pad(h, (0, 0, 1, 0))[:-1])
-_add("unfolded_over_features", SOUND, lambda h: h.unfold(1, 2, 2).mean(-1).repeat(1, 2))
-_add("unfolded_over_the_batch", MIXING, lambda h: F.pad(h, (0, 0, 0, 1)).unfold(0, 2, 1).mean(-1))
 _add(
     "repeated_and_paired_alike",
     SOUND,
@@ -118,25 +105,6 @@ _add(
     MIXING,
     lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
 )
-_add(
-    "bucketed_by_public_bounds",
-    SOUND,
-    lambda h: h + torch.bucketize(h.detach(), torch.tensor([-0.5, 0.0, 0.5])),
-)
-_add(
-    "bucketed_by_bounds_of_the_batch",
-    MIXING,
-    lambda h: h + torch.bucketize(h.detach(), h.detach()[:, 0].sort().values),
-)
-_add(
-    "similar_to_others", MIXING, lambda h: h * F.cosine_similarity(h, h.roll(1, 0), dim=1)[:, None]
-)
-_add(
-    "written_in_place_by_column",
-    SOUND,
-    lambda h: h.clone().index_fill_(1, torch.tensor([0]), 1.0).mul_(2),
-)
-_add("written_in_place_by_row", MIXING, lambda h: h.clone().index_fill_(0, torch.tensor([0]), 1.0))
 _add(
     "masked_scatter_of_its_own_entries",
     UNCLEAR,
@@ -188,10 +156,6 @@ def _storage(h):
     return h + 0.1 * flat.roll(1).view_as(h)
 
 
-def _strided_view(h):
-    return torch.as_strided(h, (len(h), 3), (6, 2)).repeat(1, 2)
-
-
 _add("rounded_by_numpy", SOUND, _rounded_by_numpy)
 _add("mean_by_numpy", MIXING, _mean_by_numpy)
 _add("mean_by_lists", MIXING, _mean_by_lists)
@@ -199,7 +163,6 @@ _add("scaled_by_items_of_its_own", SOUND, _scaled_by_items)
 _add("scaled_by_an_item_of_row_zero", MIXING, _scaled_by_an_item_of_row_zero)
 _add("mean_of_the_data_attribute", MIXING, _data_attribute)
 _add("storage_read_across_rows", MIXING, _storage)
-_add("strided_view_within_rows", SOUND, _strided_view)
 
 
 class _NumpyFunction(torch.autograd.Function):
@@ -264,9 +227,6 @@ _square(
     lambda m, x: m.head(torch.tanh(m.body(x.permute(2, 1, 0))).mean(1)),
 )
 _square("square_last_example", MIXING, lambda m, x: m.head(torch.tanh(m.body(x))[-1]))
-_square(
-    "square_softmax_over_examples", MIXING, lambda m, x: m.head((m.body(x).softmax(0) * x).sum(1))
-)
 _square(
     "square_product_across_examples",
     MIXING,
@@ -424,12 +384,6 @@ def packed_lstm_of_rare_lengths():
 
 
 RARE = {"size": 4, "steps": 12, "records": 60}
-
-
-@register("traps", _rare_lengths, classify, **RARE)
-def rows_sorted_by_lengths_that_are_rare_in_the_data():
-    """Most batches hold no long example, so that nothing is reordered in them."""
-    return rows_sorted_by_rare_lengths()
 
 
 @register("traps", _rare_lengths, classify, **RARE)
