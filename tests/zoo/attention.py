@@ -270,21 +270,6 @@ def vit_positions_interpolated():
     )
 
 
-@register("vision attention", tensors((2, 4, 3, 3)), classify)
-def video_transformer_space_then_time():
-    def forward(m, x):
-        n, f = x.shape[:2]
-        h = m.embed(x.flatten(0, 1)).flatten(2).transpose(1, 2)
-        h = h + m.space(h)
-        h = h.reshape(n, f, 9, 4).permute(0, 2, 1, 3).reshape(n * 9, f, 4)
-        h = h + m.time(h)
-        return m.head(h.reshape(n, -1, 4).mean(1))
-
-    return Network(
-        forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3)
-    )
-
-
 def _images_and_noise(n):
     g = generator_of(n)
     return (

@@ -49,17 +49,6 @@ def conv2d_functional():
     return Network(forward, kernel=parameter(4, 2, 3, 3), bias=parameter(4), head=nn.Linear(4, 3))
 
 
-@register_cnn
-def weight_standardisation_by_subclass():
-    class StandardisedConv(nn.Conv2d):
-        def forward(self, x):
-            w = self.weight
-            w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-3)
-            return F.conv2d(x, w, self.bias)
-
-    return _pooled(StandardisedConv(2, 4, 3), 4, nn.GroupNorm(2, 4))
-
-
 _NORMS = {
     "layer_norm": lambda: nn.LayerNorm([4, 4, 4]),
     "local_response_norm": lambda: nn.LocalResponseNorm(2),
@@ -84,16 +73,6 @@ def group_norm_by_batch_norm_trick():
         return m.head(h.relu().mean((2, 3)) * m.gain)
 
     return Network(forward, conv=nn.Conv2d(2, 4, 3), gain=parameter(4), head=nn.Linear(4, 3))
-
-
-@register_cnn
-def spatial_transformer():
-    def forward(m, x):
-        theta = m.locate(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, dtype=x.dtype)
-        grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-        return m.head(F.relu(m.conv(F.grid_sample(x, grid, align_corners=False))).mean((2, 3)))
-
-    return Network(forward, locate=nn.Linear(72, 6), conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
 @register_cnn
@@ -157,17 +136,6 @@ def frames_with_temporal_shift():
         return m.head(out).view(n, t, -1).mean(1)
 
     return Network(forward, conv=nn.Conv2d(2, 4, 3), mix=nn.Conv2d(4, 4, 3), head=nn.Linear(4, 3))
-
-
-@register("folded", tensors((1, 6, 6)), classify)
-def patches_folded_into_the_batch():
-    def forward(m, x):
-        n = x.shape[0]
-        patches = x.view(n, 1, 2, 3, 2, 3).permute(0, 2, 4, 1, 3, 5).reshape(-1, 1, 3, 3)
-        h = m.conv(patches).relu().flatten(1)
-        return m.head(h).reshape(n, 4, 3).sum(1)
-
-    return Network(forward, conv=nn.Conv2d(1, 2, 2), head=nn.Linear(8, 3))
 
 
 @register("folded", tensors((6,)), classify)

@@ -36,27 +36,10 @@ def width_equals_batch():
 
 
 @register_mlp
-def residual_in_place():
-    def forward(m, x):
-        h = m.up(x)
-        h += torch.tanh(m.mid(h.clone()))
-        h *= 0.5
-        h.add_(1.0)
-        return m.head(h)
-
-    return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
-
-
-@register_mlp
 def frozen_batch_norm():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model[1].eval().requires_grad_(False)
     return model
-
-
-@register("mlp", vectors(), classify, is_random=True)
-def dropout_mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
 
 
 @register("mlp", vectors(), classify, is_random=True)
@@ -160,17 +143,6 @@ register_wide_mlp = register("mlp", vectors(d=6), classify)
 
 
 @register_wide_mlp
-def features_topk_and_scatter():
-    def forward(m, x):
-        h = m.up(x)
-        values, places = h.topk(2, dim=-1)
-        sparse = torch.zeros_like(h).scatter(-1, places, values)
-        return m.head(sparse)
-
-    return Network(forward, up=nn.Linear(6, 6), head=nn.Linear(6, 3))
-
-
-@register_wide_mlp
 def vector_quantisation():
     def forward(m, x):
         h = m.up(x)
@@ -179,16 +151,6 @@ def vector_quantisation():
         return m.head(h + (q - h).detach()) + 0.1 * (q - h.detach()).square().sum(1, keepdim=True)
 
     return Network(forward, up=nn.Linear(6, 4), codes=nn.Embedding(5, 4), head=nn.Linear(4, 3))
-
-
-@register_wide_mlp
-def complex_spectrum():
-    def forward(m, x):
-        spectrum = torch.fft.rfft(m.up(x), dim=-1)
-        filtered = spectrum * torch.view_as_complex(m.filter)
-        return m.head(torch.fft.irfft(filtered, n=6, dim=-1))
-
-    return Network(forward, up=nn.Linear(6, 6), filter=parameter(4, 2), head=nn.Linear(6, 3))
 
 
 # -- parametrizations ------------------------------------------------------------------------------

@@ -234,32 +234,6 @@ for _attention in ("eager", "sdpa"):
         loss_of_class,
         _attention,
     )
-    add(
-        f"roberta_{_attention}",
-        "RobertaForSequenceClassification",
-        "RobertaConfig",
-        _BERT | _ENDS,
-        padded_tokens,
-        loss_of_class,
-        _attention,
-    )
-    add(
-        f"distilbert_{_attention}",
-        "DistilBertForSequenceClassification",
-        "DistilBertConfig",
-        {
-            "vocab_size": V,
-            "dim": 8,
-            "n_layers": 2,
-            "n_heads": 2,
-            "hidden_dim": 10,
-            "max_position_embeddings": 12,
-            "num_labels": 3,
-        },
-        padded_tokens,
-        loss_of_class,
-        _attention,
-    )
 add(
     "bert_masked_language_model",
     "BertForMaskedLM",
@@ -545,20 +519,6 @@ add(
     _VIT | {"projection_dim": 6},
     pictures,
     loss_of_pooled,
-)
-add(
-    "resnet_in_eval_mode",
-    "ResNetForImageClassification",
-    "ResNetConfig",
-    {
-        "embedding_size": 4,
-        "hidden_sizes": [4, 8],
-        "depths": [1, 1],
-        "layer_type": "basic",
-        "num_labels": 3,
-    },
-    pictures,
-    loss_of_class,
 )
 
 

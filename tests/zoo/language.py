@@ -64,33 +64,7 @@ def gemma_like_scaled_embedding_tied():
     return model
 
 
-@register_language_model
-def albert_like_one_block_thrice():
-    def forward(m, ids):
-        x = m.widen(m.wte(ids))
-        for _ in range(3):
-            x = m.block(x)
-        return F.linear(m.narrow(x), m.wte.weight)
-
-    return Network(
-        forward,
-        wte=nn.Embedding(11, 2),
-        widen=nn.Linear(2, 4),
-        block=Block(),
-        narrow=nn.Linear(4, 2),
-    )
-
-
 register_classifier = register("language", WORDS, classify)
-
-
-@register_classifier
-def bag_of_words_with_offsets():
-    def forward(m, ids):
-        offsets = torch.arange(0, ids.numel(), ids.shape[1])
-        return m.head(m.bag(ids.flatten(), offsets))
-
-    return Network(forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), head=nn.Linear(4, 3))
 
 
 @register_classifier

@@ -154,13 +154,7 @@ def _triplet(model, batch):
     return F.triplet_margin_loss(a, p, q, margin=2.0, reduction="none")
 
 
-def _triplet_by_cat(model, batch):
-    a, p, q = model(torch.cat(batch)).chunk(3)
-    return F.relu((a - p).square().sum(1) - (a - q).square().sum(1) + 2)
-
-
 add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
-add_architecture("loss_of_triplets_in_one_call", "losses", _mlp, _triplets, _triplet_by_cat)
 
 
 def _tags(n):
@@ -197,15 +191,7 @@ def _gradient_penalty(model, batch):
     return F.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1).square()
 
 
-def _adversarial_example(model, batch):
-    x, y = batch
-    x = x.detach().requires_grad_(True)
-    (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), x)
-    return F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y, reduction="none")
-
-
 add_architecture("gradient_penalty", "double backward", _mlp, VECTORS, _gradient_penalty)
-add_architecture("adversarial_training", "double backward", _mlp, VECTORS, _adversarial_example)
 
 
 @register(

@@ -184,26 +184,10 @@ def _hooked(*hooks):
 
 
 @register_mechanics
-def forward_hook_of_an_own_module():
-    return _hooked(lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * h[1] + 1))
-
-
-@register_mechanics
 def forward_hook_that_uses_another_layer():
     model = _hooked(lambda m: m.own.register_forward_hook(lambda own, x, h: h[1] + m.side(x[0])))
     model.side = nn.Linear(4, 5)
     return model
-
-
-@register_mechanics
-def pre_hook_and_hook_of_an_own_module():
-    def change(own, args, kwargs):
-        return (args[0].exp(),), {**kwargs, "scale": 0.5}
-
-    return _hooked(
-        lambda m: m.own.register_forward_pre_hook(change, with_kwargs=True),
-        lambda m: m.own.register_forward_hook(lambda own, args, h: h[0] * args[0].sum(1, True)),
-    )
 
 
 @register_mechanics
@@ -257,25 +241,6 @@ def weight_computed_by_a_pre_hook():
     return nn.Sequential(Normalised(), nn.Tanh(), nn.Linear(5, 3))
 
 
-@register_mechanics
-def methods_other_than_forward():
-    class Autoencoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 5), nn.Linear(5, 3)
-
-        def encode(self, x):
-            return torch.tanh(self.inner(x))
-
-        def forward(self, x):
-            return self.outer(self.encode(x))
-
-    def forward(m, x):
-        return m.auto(x) + m.head(m.auto.encode(x))
-
-    return Network(forward, auto=Autoencoder(), head=nn.Linear(5, 3))
-
-
 def _encode_loss(model, batch):
     x, y = batch
     return F.cross_entropy(model.head(torch.tanh(model.body(x))), y, reduction="none")
@@ -301,16 +266,6 @@ def length_of_the_batch_read_in_python():
 def rows_flipped_and_flipped_back():
     def forward(m, x):
         return m.head(torch.tanh(m.up(x.flip(0))).flip(0))
-
-    return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
-
-
-@register_mechanics
-def rows_taken_in_two_halves():
-    def forward(m, x):
-        half = len(x) // 2
-        pieces = [torch.tanh(m.up(piece)) for piece in (x[:half], x[half:]) if len(piece)]
-        return m.head(torch.cat(pieces))
 
     return Network(forward, up=nn.Linear(4, 5), head=nn.Linear(5, 3))
 

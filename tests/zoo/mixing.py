@@ -240,16 +240,8 @@ def _expert_choice(m, x):
     return m.head(out)
 
 
-def _soft_slots(m, x):
-    logits = m.gate(x)
-    slots = logits.softmax(0).T @ x
-    outputs = torch.stack([expert(slot) for expert, slot in zip(m.experts, slots, strict=True)])
-    return m.head(logits.softmax(1) @ outputs)
-
-
 _add("capacity_of_experts", _experts(_capacity))
 _add("experts_that_choose_rows", _experts(_expert_choice))
-_add("soft_slots_over_the_batch", _experts(_soft_slots))
 
 
 # -- state -----------------------------------------------------------------------------------------
@@ -281,13 +273,6 @@ def _memory_bank(m, x):
     return m.head(h) + scores.sum(1, keepdim=True)
 
 
-def _counts_of_codes(m, x):
-    h = m.body(x)
-    nearest = torch.cdist(h, m.bank[:, :6]).argmin(1)
-    m.counts += torch.bincount(nearest, minlength=len(m.counts))
-    return m.head(h + (m.bank[nearest] - h).detach())
-
-
 def _keep_in_attribute(m, x):
     h = m.body(x)
     previous = m.previous
@@ -308,7 +293,6 @@ def _with_state(forward):
 _add("running_mean_in_a_buffer", _with_state(_running_mean))
 _add("running_mean_read_in_evaluation_alone", _with_state(_running_mean_for_later))
 _add("memory_bank", _with_state(_memory_bank))
-_add("counts_of_codes", _with_state(_counts_of_codes))
 _add("batch_mean_kept_in_an_attribute", _with_state(_keep_in_attribute))
 _add(
     "batch_norm_momentum_in_instance_norm",

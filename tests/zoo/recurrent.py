@@ -52,12 +52,6 @@ def _cell_loop(cell, has_memory):
 add_architecture(
     "lstm_cell_loop", "recurrent", lambda: _cell_loop(nn.LSTMCell(3, 4), True), SEQUENCE, classify
 )
-add_architecture(
-    "gru_cell_loop", "recurrent", lambda: _cell_loop(nn.GRUCell(3, 4), False), SEQUENCE, classify
-)
-add_architecture(
-    "rnn_cell_loop", "recurrent", lambda: _cell_loop(nn.RNNCell(3, 4), False), SEQUENCE, classify
-)
 
 
 @register("recurrent", SEQUENCE, classify)

@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 from tests.zoo.registry import (
     Network,
@@ -110,23 +109,6 @@ def weights_from_public_class_attributes():
     )
 
 
-@register_hypernetwork
-def functional_call_with_generated_weights():
-    def forward(m, x):
-        generated = {"weight": m.hyper(m.code).view(3, 4), "bias": m.shift}
-        return functional_call(m.target, generated, (x,))
-
-    model = Network(
-        forward,
-        code=parameter(2),
-        hyper=nn.Linear(2, 12),
-        shift=parameter(3),
-        target=nn.Linear(4, 3),
-    )
-    model.target.requires_grad_(False)
-    return model
-
-
 # -- graphs ----------------------------------------------------------------------------------------
 
 
@@ -175,17 +157,6 @@ def graph_union_by_scatter():
     return Network(forward, message=nn.Linear(3, 4), update=nn.Linear(7, 4), head=nn.Linear(4, 3))
 
 
-@register_graph
-def graph_union_by_block_diagonal():
-    def forward(m, x, a):
-        n, k, d = x.shape
-        joined = torch.block_diag(*a)
-        h = torch.relu(m.one(joined @ x.reshape(n * k, d)))
-        return m.head(h.view(n, k, -1).sum(1))
-
-    return Network(forward, one=nn.Linear(3, 4), head=nn.Linear(4, 3))
-
-
 # -- sets ------------------------------------------------------------------------------------------
 
 
@@ -204,20 +175,6 @@ def nearest_neighbours_within_an_example():
         return m.head(h.amax(2).mean(1))
 
     return Network(forward, edge=nn.Linear(8, 5), head=nn.Linear(5, 3))
-
-
-@register("sets", SEQUENCE, classify)
-def neighbours_by_flat_index():
-    """Shift the indices of each example by an offset into the folded axis."""
-
-    def forward(m, x):
-        n, k, d = x.shape
-        near = torch.cdist(x, x).topk(2, largest=False).indices
-        flat = (near + k * torch.arange(n)[:, None, None]).view(-1)
-        neighbours = x.reshape(n * k, d)[flat].view(n, k, 2, d)
-        return m.head(torch.relu(m.edge(neighbours)).amax(2).mean(1))
-
-    return Network(forward, edge=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 def _ratings(n):
