@@ -23,7 +23,6 @@ COUNTS = (
     "max_grad_norm",
     "augmentations",
     "max_physical_batch_size",
-    "pad_to_multiple",
     "test_mode_seed",
 )
 FEDERATED = ("clients", "rounds", "expected_records", "max_grad_norm", "max_physical_batch_size")

@@ -18,7 +18,6 @@ from dpkfc.session import Session
 from dpkfc.weights import digest_for_files, digest_weights
 from dpkfc.weights_record import read_weights_record
 from tests.mutation_cases import N, data, kfac, net, weights
-from tests.recording import Heard
 from tests.sessions import cross_entropy as loss_fn
 
 
@@ -282,40 +281,7 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn():
         plan(1.0, accountant="rdp").describe()
 
 
-# -- padded micro-batches ----
-
-
-@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
-def test_padding_changes_shapes_and_nothing_else(preconditioner):
-    results, shapes = [], {}
-    for settings in (
-        {},
-        {"pad_to_multiple": 4},
-        {"pad_to_multiple": 4, "max_physical_batch_size": 8},
-    ):
-        model, seen = net(), Heard()
-
-        def loss(model, batch, seen=seen):
-            seen.append(len(batch[0]))
-            return loss_fn(model, batch)
-
-        p = plan(1.0, expected_batch_size=12, steps=10, preconditioner=preconditioner, **settings)
-        with session(p, model, verify=False) as s:
-            records = [s.step(batch, loss) for batch in s.batches()]
-        results.append((weights(model), [(r.batch_size, r.clipped_fraction) for r in records]))
-        shapes[len(settings)] = set(seen)
-    for found, record in results[1:]:
-        torch.testing.assert_close(found, results[0][0], rtol=1e-10, atol=1e-11)
-        assert record == results[0][1]  # padding is in no report
-    assert len(shapes[0]) > 4
-    assert all(n % 4 == 0 for n in shapes[1]) and shapes[2] <= {4, 8}
-
-
-def test_a_bound_that_is_no_multiple_of_the_padding_is_refused():
-    with pytest.raises(
-        ValueError, match="max_physical_batch_size=6 must be a multiple of pad_to_multiple=4"
-    ):
-        config(max_physical_batch_size=6, pad_to_multiple=4)
+def test_a_bound_of_another_word_is_refused():
     with pytest.raises(ValueError, match="'auto' or None, got 'all'"):
         config(max_physical_batch_size="all")
 

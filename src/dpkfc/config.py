@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -495,12 +495,6 @@ class PrivacyConfig:
         max_physical_batch_size: the most rows of a micro-batch. "auto" finds what fits into memory,
             and None takes the whole batch. It changes memory and speed, never a result. It also
             bounds the examples that a refresh runs at once, see `refresh_rows`.
-        pad_to_multiple: pad micro-batches to a multiple of this number with masked rows, so that
-            few shapes occur (for kernels that are tuned for each shape). It changes speed, never a
-            result.
-        norm_methods: layer name to "gram" or "materialised", the method of its per-example norms.
-            Choose it without private data. It changes speed, memory and rounding, never the
-            guarantee.
         test_mode_seed: makes noise and sampling repeatable. Such a run is NOT PRIVATE and its card
             says so.
         extra_releases: kinds of releases beside the steps, in the same ledger; ε of the plan
@@ -531,8 +525,6 @@ class PrivacyConfig:
     max_records_per_unit: int | None = None
     unit_reduction: str = "mean"
     max_physical_batch_size: int | str | None = None
-    pad_to_multiple: int | None = None
-    norm_methods: Mapping[str, str] = field(default_factory=dict, hash=False)
     test_mode_seed: int | None = None
     extra_releases: tuple[ExtraRelease, ...] = ()
 
@@ -546,7 +538,6 @@ class PrivacyConfig:
         object.__setattr__(self, "postprocess", steps)
         self._check_parts()
         self._check_micro_batches()
-        object.__setattr__(self, "norm_methods", dict(self.norm_methods))
         check_optional_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
@@ -571,10 +562,6 @@ class PrivacyConfig:
 
             check_pipeline(self.postprocess, self.readout, self._may_be_correlated)
             check_fields(self.preconditioner, average)
-        if self.norm_methods:
-            from dpkfc.linalg.norm_methods import check_methods
-
-            check_methods(self.norm_methods)
         if self.preconditioner is not None:
             from dpkfc.curvature.base import Preconditioner
             from dpkfc.postprocess.pipeline import check_fields
@@ -652,7 +639,6 @@ class PrivacyConfig:
 
     def _check_micro_batches(self) -> None:
         most = self.max_physical_batch_size
-        multiple = self.pad_to_multiple
         unit = self.max_records_per_unit
         if not isinstance(self.unit, str) or not self.unit.strip():
             raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
@@ -662,7 +648,6 @@ class PrivacyConfig:
                 " than an example needs a name and the most records that count"
             )
         check_one_of("unit_reduction", self.unit_reduction, ("mean", "sum"))
-        check_optional_integer("pad_to_multiple", multiple, 1)
         if most == "auto":
             return
         if isinstance(most, str):
@@ -675,11 +660,6 @@ class PrivacyConfig:
                 f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but a"
                 " unit is never split; raise the first or lower the second"
             )
-        if most is not None and multiple is not None and most % multiple:
-            raise ValueError(
-                f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple},"
-                " to which micro-batches are padded"
-            )
 
     @property
     def micro_batch(self) -> RowLimit:
@@ -688,21 +668,16 @@ class PrivacyConfig:
 
         most = self.max_physical_batch_size
         bound = most if isinstance(most, int) else None
-        return RowLimit(bound, most == "auto", self._round_rows(1))
+        return RowLimit(bound, most == "auto", self._rows_of_unit)
 
-    def _round_rows(self, units: int) -> int:
-        """Return the rows of so many units, every view of every record, rounded up by padding."""
-        multiple = self.pad_to_multiple or 1
-        rows = units * (self.max_records_per_unit or 1) * self.augmentations
-        return math.ceil(rows / multiple) * multiple
+    @property
+    def _rows_of_unit(self) -> int:
+        return (self.max_records_per_unit or 1) * self.augmentations
 
     @property
     def expected_rows(self) -> int:
-        """Rows of a batch of the expected size, rounded up by padding.
-
-        Every view of every record of its units is a row.
-        """
-        return self._round_rows(self.expected_batch_size)
+        """Rows of a batch of the expected size: every view of every record of its units."""
+        return self.expected_batch_size * self._rows_of_unit
 
     def refresh_rows(self, processes: int = 1) -> RowLimit:
         """Return the limit of the probe examples that a refresh runs at once.
@@ -869,17 +844,12 @@ class PrivacyConfig:
     def _steps(self, dataset_size: int) -> int:
         return count_steps(self.steps, self.epochs, dataset_size, self.expected_batch_size)
 
-    def clip(self, layers: Iterable[str]) -> Clip:
-        """Return how examples are clipped in a model with these layers.
-
-        Raises:
-            ValueError: `norm_methods` names another layer.
-        """
+    @property
+    def clip(self) -> Clip:
+        """Return how examples are clipped."""
         from dpkfc.gradients.clip import Clip
-        from dpkfc.linalg.norm_methods import check_methods
 
-        check_methods(self.norm_methods, layers)
-        return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma, self.norm_methods)
+        return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma)
 
     def describe_preconditioner(self) -> dict[str, Any] | None:
         """The public description of the preconditioner, None without one."""
@@ -915,7 +885,6 @@ class PrivacyConfig:
             "readout": (self.readout, "whitened"),
             "postprocess": ([step.describe() for step in self.postprocess], []),
             "augmentations": (self.augmentations, 1),
-            "norm_methods": (dict(self.norm_methods), {}),
             "extra_releases": ([kind.describe() for kind in self.extra_releases], []),
         }
         return {name: value for name, (value, default) in settings.items() if value != default}

@@ -86,7 +86,7 @@ class MicroBatchSize:
         bound: most rows at once; None for the whole batch.
         automatic: whether the bound is found by trying. Otherwise running out of memory is an
             error.
-        least: rows that cannot be divided: the rows of one privacy unit, or a padding multiple.
+        least: rows that cannot be divided: the rows of one privacy unit.
         what: what a row is, for errors.
     """
 

@@ -164,7 +164,6 @@ class Session:
             record=self._loader.example,
             passes={
                 "max_physical_batch_size": config.max_physical_batch_size,
-                "pad_to_multiple": config.pad_to_multiple,
                 "verify": verify,
                 "capture_graphs": capture_graphs,
             },
@@ -185,7 +184,7 @@ class Session:
         self._units = make_units(config, dataset, units, len(self._loader), size)
         check_with_optimizer(config.postprocess, optimizer)
         self._size = MicroBatchSize(limit.most, limit.automatic, limit.least)
-        self._clip = config.clip(layer.name for layer in self.layers)
+        self._clip = config.clip
         noise = plan.noise_stream()
         if plan.bands > 1:
             self._bound_kept_noise(noise)
@@ -510,22 +509,22 @@ class Session:
                 self._try_clipped_sum(loss_fn, records[:num_records], bound=None, points=points)
 
             self._size.measure(measure, count, device_of_layers(self.layers))
-        multiple = config.pad_to_multiple
         rows_of_ranks = []
+        least = None
         if self._is_sharded:
             # Processes that gather parameters must make equally many passes. Rows of all ranks show
             # how many that are.
             rows_of_ranks = self._ranks.shards(batch.rows)
             # These processes must also take the same path, and a micro-batch of one row would take
             # another path than larger ones. So there are at least two rows.
-            multiple = multiple or 2
+            least = 2
         attempt = partial(
             self._try_clipped_sum,
             loss_fn,
             rows,
             points=points_of(self._parameters),
             rows_of_ranks=rows_of_ranks,
-            multiple=multiple,
+            least=least,
         )
         return self._size.fit(attempt, count)
 
@@ -537,14 +536,14 @@ class Session:
         *,
         points: Sequence[EvaluationPoint],
         rows_of_ranks: Sequence[Any] = (),
-        multiple: int | None = None,
+        least: int | None = None,
     ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
         self._gradient_mode.failed_rows = 0
 
         def cut(rows: Any) -> list[Part]:
-            return layout(rows, bound, multiple, config.unit_reduction, config.augmentations)
+            return layout(rows, bound, config.unit_reduction, config.augmentations, least)
 
         parts = cut(rows)
         own_count = len(parts)
@@ -748,7 +747,7 @@ class Session:
         bound = self.plan.config.micro_batch.most or _MOST_ROWS
         total = torch.zeros((), dtype=torch.float64)
         for block in blocks:
-            parts = layout(block, bound, None, self.plan.config.unit_reduction)
+            parts = layout(block, bound, self.plan.config.unit_reduction)
             loaded = self._loader.load([part.records for part in parts])
             added = sum_second_moments(
                 maps, head, kind.norm, zip(loaded, parts, strict=True), self._loader.load_one

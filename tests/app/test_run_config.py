@@ -40,8 +40,8 @@ def _choose_other(field):
         return {"method": "dp-sgd", "optimizer": "sgd", "eval_on": "validation"}[field.name]
     if field.name == "exponent":
         return 0.25
-    if field.name in {"ranks", "norm_methods"}:
-        return {"ranks": "a.A=3 b.G=0", "norm_methods": "a=gram"}[field.name]
+    if field.name == "ranks":
+        return "a.A=3 b.G=0"
     if choices:
         return choices[0]
     return {"bool": True, "str": 'a "b" \\ c', "int": 3, "float": 0.3125}[str(field.type)]
@@ -75,8 +75,6 @@ def test_a_written_config_replays_every_field(tmp_path):
 def test_named_values_are_names_with_values(text):
     with pytest.raises(ConfigError, match="ranks takes NAME=VALUE"):
         make_config(ranks=text)
-    with pytest.raises(ConfigError, match="norm_methods takes NAME=VALUE"):
-        make_config(norm_methods=text)
 
 
 def test_epochs_and_steps_exclude_each_other(tmp_path):
@@ -120,8 +118,6 @@ def test_flat_and_sectioned_files_are_the_same():
 def test_settings_reach_the_library_in_its_types():
     kfac = make_kfac(make_config(factor_decay=0.5, layer_rules="linear conv", ranks="a.A=3"), FACTS)
     assert (kfac.decay, kfac.layer_rules, kfac.ranks) == (0.5, ("linear", "conv"), {"a.A": 3})
-    privacy = library_values(make_config(norm_methods="head=gram"), PrivacyConfig)
-    assert privacy["norm_methods"] == {"head": "gram"}
     few = library_values(make_config(max_physical_batch_size=-1), PrivacyConfig)
     assert few["max_physical_batch_size"] == "auto"
     assert library_values(RunConfig(), AdamBC)["floor"] == "auto"

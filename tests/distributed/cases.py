@@ -156,7 +156,6 @@ CASES = {
     "layers that some processes do not call": Case({"expected_batch_size": 4, "steps": 8}, rare),
     "micro-batches": Case({"max_physical_batch_size": 2}),
     "micro-batches found by trying": Case({"max_physical_batch_size": "auto"}),
-    "padded micro-batches": Case({"max_physical_batch_size": 4, "pad_to_multiple": 4}),
     "augmentations": Case({"augmentations": 3}, options={"augment": shift}),
     "units": Case(
         {"unit": "patient", "max_records_per_unit": 2},

@@ -15,7 +15,6 @@ WORLDS = {
     2: tuple(CASES),
     3: (
         "DP-SGD",
-        "padded micro-batches",
         "augmentations",
         "units",
         "per layer",

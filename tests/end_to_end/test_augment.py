@@ -68,7 +68,7 @@ def test_the_mean_over_views_is_clipped_once(case):
     """For every kind of layer: the K gradients are averaged before the clip."""
     model, (x, y) = build(case, n=5)
     made = Heard()
-    parts = layout(range(5), 7, None, "mean", K)
+    parts = layout(range(5), 7, views=K)
     assert [len(part.records) for part in parts] == [6, 6, 3]
 
     def augment(batch):
@@ -289,7 +289,7 @@ def test_dropout_draws_for_every_view_and_both_points_see_the_same(operation):
         model,
         (x, y),
         1.0,
-        parts=layout(range(4), None, None, "mean", K),
+        parts=layout(range(4), views=K),
         mode=GradientMode(unproved_operation=operation),
         points=[AT_MODEL_PARAMETERS, EvaluationPoint(weight=0.5)],
         augment=noisy,

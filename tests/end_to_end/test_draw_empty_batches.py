@@ -44,9 +44,7 @@ def loss_fn(model, batch):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "settings", [{}, {"max_physical_batch_size": 1}, {"pad_to_multiple": 4}, {"sampler": "fixed"}]
-)
+@pytest.mark.parametrize("settings", [{}, {"max_physical_batch_size": 1}, {"sampler": "fixed"}])
 def test_empty_and_single_batches_are_releases_like_any_other(workers, settings):
     if workers and settings:
         pytest.skip("one combination with workers is enough")

@@ -283,7 +283,7 @@ CASES = [
     pytest.param(
         sgd,
         None,
-        {"max_physical_batch_size": "auto", "pad_to_multiple": 4},
+        {"max_physical_batch_size": "auto"},
         id="micro-batches as they fit",
     ),
 ]

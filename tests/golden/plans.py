@@ -46,7 +46,6 @@ KFAC = {
     "max_factor_size": 512,
     "max_rank": 0,
     "ranks": "conv1.A=3 head.G=0",
-    "norm_methods": "conv1=gram",
     "tail_mass": 0.01,
     "factor_decay": 0.5,
     "later_probe_size": 32,
@@ -72,7 +71,6 @@ PRIVACY = {
     "test_mode": True,
     "weight_average": 0.9,
     "max_physical_batch_size": -1,
-    "pad_to_multiple": 4,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "kfac": KFAC,

@@ -112,7 +112,7 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch
     )
     monkeypatch.setattr(parametrized, "_PULLED_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
-    (part,) = layout(rows, None, None, "sum")
+    (part,) = layout(rows, reduction="sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
     points = [EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)]
     total, norms = sum_examples(model, (x, y), 0.5, parts=[part], points=points)

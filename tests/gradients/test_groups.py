@@ -37,11 +37,11 @@ def brute_force(model, batch, reduction, bound):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_unit_is_clipped_once(case):
     model, (x, y) = build(case, n=9)
-    for reduction, bound, multiple in (("mean", None, None), ("sum", 3, None), ("mean", 8, 4)):
+    for reduction, bound, least in (("mean", None, None), ("sum", 3, None), ("mean", 8, 4)):
         raw = brute_force(model, (x, y), reduction, 1e9)[1]
         c = float(raw.median())  # some are clipped, some are not
         expected, norms = brute_force(model, (x, y), reduction, c)
-        parts = layout(table().numpy(), bound, multiple, reduction)
+        parts = layout(table().numpy(), bound, reduction, least=least)
         found, upper = sum_examples(model, (x, y), c, parts=parts)
         for name, value in expected.items():
             assert_close(
@@ -55,7 +55,7 @@ def test_a_broken_record_voids_its_unit_alone(padding):
     model, (x, y) = build(CASES[1], n=9)
 
     def sum_of(inputs, rows):
-        parts = layout(rows.numpy(), None, padding)
+        parts = layout(rows.numpy(), least=padding)
         return sum_examples(model, (inputs, y), 0.5, parts=parts)[0]
 
     broken = x.clone()

@@ -14,7 +14,7 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg import blocks
+from dpkfc.linalg import blocks, norms
 from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -98,7 +98,8 @@ def test_a_pair_is_let_go_when_it_has_been_used(name, monkeypatch):
     at_norms = note_memory(monkeypatch, clipped_summer, "per_example_norms", held)
     at_sums = note_memory(monkeypatch, Outer, "weighted_sum", held)
     metric = {} if kind == "none" else metric_of(layers, kind)
-    summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
+    monkeypatch.setattr(norms, "choose_norm_method", lambda block: method)
+    summer = ClippedSummer(layers, metric, Clip(0.5))
     summer.add(calls, N)
     assert at_norms == (FROM_EACH_ON if at_once else [NAMES] * DEPTH)
     assert at_sums == ([[]] * DEPTH if at_once else FROM_EACH_ON)
@@ -113,9 +114,7 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch):
     held = Held(calls)
     at_norms = note_memory(monkeypatch, clipped_summer, "per_example_norms", held)
     at_sums = note_memory(monkeypatch, MaterializedGradients, "weighted_sum", held)
-    ClippedSummer(
-        find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))
-    ).add(calls, N)
+    ClippedSummer(find_layers(model), {}, Clip(0.5)).add(calls, N)
     assert at_norms == [["0", "2"], ["2"]] and at_sums == [[], []]
 
 

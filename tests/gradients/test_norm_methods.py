@@ -1,11 +1,8 @@
-"""A norm method that is named for a layer changes neither the clipped sum nor the guarantee,
-whatever the rule would take.
-"""
+"""Each norm method keeps the guarantee, whichever the rule would take."""
 
 import pytest
 import torch
 
-from dpkfc import PrivacyConfig
 from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -32,15 +29,6 @@ def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass():
     assert bool((found.norms >= exact).all()) and bool((found.norms <= exact * 1.001).all())
     narrow = per_example_norms(Outer(a[..., :9], b[..., :9]), Kronecker(), "materialised")
     assert narrow.whitened and isinstance(narrow.block, MaterializedGradients)
-
-
-def test_names_and_methods_are_checked_before_anything_is_spent():
-    with pytest.raises(ValueError, match="layer '0' can use gram or materialised, not 'fast'"):
-        PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"0": "fast"})
-    config = PrivacyConfig(expected_batch_size=4, steps=1, norm_methods={"7": "gram"})
-    with pytest.raises(ValueError, match="layers that the model does not have: 7"):
-        config.clip(["0", "2"])
-    assert config.clip(["7"]).methods == {"7": "gram"}
 
 
 @pytest.mark.parametrize("method", [None, "gram"])

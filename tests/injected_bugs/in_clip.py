@@ -101,21 +101,21 @@ def layout_of(change):
     return lambda m: swap_function(m, session, "layout", change)
 
 
-def views_apart(real, rows, bound, multiple, reduction, views):
-    return real(np.repeat(rows, views), bound, multiple, reduction, 1)
+def views_apart(real, rows, bound, reduction, views, least):
+    return real(np.repeat(rows, views), bound, reduction, 1, least)
 
 
-def records_apart(real, rows, bound, multiple, reduction, views):
-    return real(rows[rows >= 0], bound, multiple, reduction, views)
+def records_apart(real, rows, bound, reduction, views, least):
+    return real(rows[rows >= 0], bound, reduction, views, least)
 
 
-def padding_counts(real, rows, bound, multiple, reduction, views):
+def padding_counts(real, rows, bound, reduction, views, least):
     """The rows that fill a micro-batch up, copies of its first one, are examples like all
     others.
     """
     return [
         Part(part.records, None, len(part.records))
-        for part in real(rows, bound, multiple, reduction, views)
+        for part in real(rows, bound, reduction, views, least)
     ]
 
 

@@ -328,7 +328,7 @@ SUBJECTS = {
     "per-layer clipping": lambda: vectors(clipping="per_layer"),
     "batches of one size": lambda: vectors(sampler="fixed"),
     "truncated batches": lambda: vectors(sampler="truncated_poisson", max_batch_size=14),
-    "padded micro-batches": lambda: vectors(pad_to_multiple=4, max_physical_batch_size=4),
+    "padded micro-batches": lambda: vectors(max_physical_batch_size=2),
     "rounded noise": lambda: vectors(noise="rounded"),
     "views": lambda: images(torch.float64, jittered, augmentations=2),
     "patients": patients,

@@ -19,7 +19,6 @@ _SEARCHED = {
     "augmentations",
     "augment",
     "readout",
-    "norm_methods",
     "weight_average",
     "pretrain_epochs",
     "pretrain_lr",

@@ -63,8 +63,7 @@ def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> An
     words = {number: word for word, number in setting.metadata["words"].items()}
     value = words.get(value, value)
     if kind.startswith("Mapping"):
-        pairs = parse_pairs(setting.name, value)
-        return _whole_numbers(setting.name, pairs) if "[str, int]" in kind else pairs
+        return _whole_numbers(setting.name, parse_pairs(setting.name, value))
     if kind.startswith("tuple"):
         value = tuple(value.replace(",", " ").split())
     return value or None if "None" in kind else value

@@ -44,7 +44,6 @@ class RunConfig:
         self._resolve_optimizer()
         self._check()
         parse_pairs("ranks", self.preconditioner.ranks)
-        parse_pairs("norm_methods", self.privacy.norm_methods)
 
     def _resolve_optimizer(self) -> None:
         """Take the optimizer of the method unless one is given, and refuse a contradiction."""

@@ -231,15 +231,6 @@ class PrivacySettings(Section):
         least=-1,
         words={"auto": -1},
     )
-    pad_to_multiple: int = _privacy(
-        0,
-        "micro-batches are padded to a multiple; 0: not at all",
-        least=0,
-    )
-    norm_methods: str = _privacy(
-        "",
-        "norms of single layers, for example 'conv1=gram head=materialised'",
-    )
     test_mode: bool = declare(
         False, "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
     )

@@ -113,7 +113,6 @@ _PLACES = (
 
 MACHINE = (
     "max_physical_batch_size",
-    "pad_to_multiple",
     "num_workers",
     "threads",
     "device",

@@ -313,9 +313,9 @@ class Part:
 def layout(
     drawn: ArrayLike,
     bound: int | None = None,
-    multiple: int | None = None,
     reduction: str = "mean",
     views: int = 1,
+    least: int | None = None,
 ) -> list[Part]:
     """Cut a sampled batch into micro-batches of bounded size; a unit is never split.
 
@@ -323,21 +323,20 @@ def layout(
         drawn: record numbers, `[n]` where a unit is a record, or `[n, k]` with -1 where a unit has
             fewer than k.
         bound: most rows of a micro-batch, None for one micro-batch. A single unit may exceed it.
-        multiple: rows are padded to a multiple of it, so that few shapes occur.
         reduction: a unit's loss is the "mean" or the "sum" over its records.
         views: how often every record is loaded; its loss is the mean over the views.
+        least: rows of a micro-batch, to which it is padded. None pads a row that is alone, except
+            where the bound is 1: a row alone takes another path than rows together. So it is alone
+            in every batch, or in none.
 
     Returns:
         Parts that hold every unit once; none for an empty batch.
     """
     table = np.asarray(drawn, dtype=np.int64)
-    # A row alone takes another path than rows together. So it is alone in every batch, or in none.
-    least = 2
-    if bound == 1:
-        least = 1
-    if table.ndim == 1 and views == 1 and multiple is None:
+    least = least or (1 if bound == 1 else 2)
+    if table.ndim == 1 and views == 1:
         runs = split(table, bound)
-        return [_part(run[:, None], multiple, least, reduction, views) for run in runs]
+        return [_part(run[:, None], least, reduction, views) for run in runs]
     # Otherwise full micro-batches, and a smaller last one.
     if table.ndim == 1:
         table = table[:, None]
@@ -353,12 +352,12 @@ def layout(
         if bound is not None:
             end = start + max(1, bound // width)
         units = table[order[start:end], :width]
-        parts.append(_part(units, multiple, least, reduction, views))
+        parts.append(_part(units, least, reduction, views))
         start = end
     return parts
 
 
-def _part(table: Indices, multiple: int | None, least: int, reduction: str, views: int) -> Part:
+def _part(table: Indices, least: int, reduction: str, views: int) -> Part:
     """Return the part of units `[u, k]`, of at least `least` rows.
 
     Short units are filled with their first record. Padding repeats the first record of the part.
@@ -370,7 +369,7 @@ def _part(table: Indices, multiple: int | None, least: int, reduction: str, view
         divisor = is_record.sum(1, keepdims=True)
     records = np.where(is_record, table, table[:, :1]).ravel()
     weights = (is_record / divisor).ravel()
-    padding = max(-records.size % (multiple or 1), least - records.size)
+    padding = max(0, least - records.size)
     fillers = np.repeat(records[:1], padding)
     records = np.concatenate([records, fillers])
     weights = np.concatenate([weights, np.zeros(padding)])

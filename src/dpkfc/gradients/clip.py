@@ -6,8 +6,7 @@ An example has one factor, over the norm of all its parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -65,7 +64,6 @@ class Clip:
         max_grad_norm: C.
         clipping: as in `clip_factors`. "per_layer" clips each of L layers to C / √L.
         automatic_gamma: γ of automatic clipping.
-        methods: layer name to its norm method, see `norms.per_example_norms`.
 
     Raises:
         ValueError: as `contribution_bound`.
@@ -74,7 +72,6 @@ class Clip:
     max_grad_norm: float
     clipping: str = "flat"
     automatic_gamma: float = 0.01
-    methods: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         contribution_bound(self.clipping, self.max_grad_norm)

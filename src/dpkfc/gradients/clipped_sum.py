@@ -122,7 +122,7 @@ def clipped_sum(
         model: what is differentiated.
         layers: from `find_layers`.
         metric: the coordinates in which units are clipped and summed.
-        clip: clipping rule, its norm C, and the norm method of each layer.
+        clip: clipping rule and its norm C.
         loss_fn: maps model and micro-batch to one loss a row `[n]`.
         micro_batches: batches with their rows, in any order; none for an empty logical batch. An
             exception in place of a batch says that it could not be read.

@@ -120,9 +120,8 @@ class ClippedSummer:
                     continue
                 block = join_calls(layer, calls.pop(name), batch_size)
                 block = block.merge_rows(groups.count, groups.size)
-                method = self._clip.methods.get(name)
                 entry = self._metric.get(name)
-                results[name] = per_example_norms(block, entry, method, cache)
+                results[name] = per_example_norms(block, entry, cache=cache)
                 del block
         if not results:
             raise ValueError("no layer of the model was called by loss_fn")

@@ -127,7 +127,7 @@ class PrivateStep:
         self._parameters = trainable_tensors(model)
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
-        self._clip = plan.config.clip(layer.name for layer in self.layers)
+        self._clip = plan.config.clip
         self._reduction = loss_reduction
         self._verify = verify
         self._source = source

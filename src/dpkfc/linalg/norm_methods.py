@@ -1,13 +1,9 @@
-"""The method by which norms of a layer are computed: from its widths, or as a setting names it."""
+"""The method by which norms of a layer are computed, from its widths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, MaterializedGradients, PerExample, Tied
 
-METHODS = ("gram", "materialised")
-"""Methods that a layer with several positions can be told to use."""
 _MATERIALISED_WIDTH = 32  # of the narrower side, at most
 _SMALL = 1 << 18  # entries of a materialised convolution, at most
 _SMALL_TABLE = 1 << 14  # entries of a materialised tied table, at most
@@ -39,28 +35,3 @@ def is_materialised(d_in: int, d_out: int, patches: bool) -> bool:
     if patches:
         return d_in * d_out <= _SMALL
     return min(d_in, d_out) <= _MATERIALISED_WIDTH
-
-
-def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = None) -> None:
-    """Refuse an unknown method, or a method for a layer that does not exist.
-
-    Args:
-        methods: layer name to method.
-        layers: the names of all layers. None leaves the names unchecked.
-
-    Raises:
-        ValueError: naming the layer and the choices.
-    """
-    for layer, method in methods.items():
-        if method not in METHODS:
-            choices = " or ".join(METHODS)
-            raise ValueError(f"norm_methods: layer '{layer}' can use {choices}, not {method!r}")
-    if layers is None:
-        return
-    unknown = sorted(set(methods) - set(layers))
-    if unknown:
-        names = ", ".join(unknown)
-        raise ValueError(
-            f"norm_methods names layers that the model does not have: {names}; "
-            "`dpkfc doctor` lists them"
-        )

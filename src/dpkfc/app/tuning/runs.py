@@ -48,7 +48,6 @@ _MACHINE = {
     "capture_graphs",
     "num_workers",
     "max_physical_batch_size",
-    "pad_to_multiple",
     "chosen_by",
 }
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
