@@ -165,28 +165,6 @@ def test_fixed_size_sampling_has_no_pld():
     assert "does not apply" in text and "replace_one" in text
 
 
-def test_train_from_flags_and_then_from_its_own_config(tmp_path):
-    run = tmp_path / "run"
-    result = call(
-        "train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet"
-    )
-    assert result.exit_code == 0, (result.output, result.exception)
-    assert "accuracy" in result.output and str(run) in result.output.replace("\n", "")
-    assert "seed = 5" in (run / "config.toml").read_text("utf-8")
-    again = call(
-        "train", "--config", str(run / "config.toml"), "--out", str(tmp_path / "again"), "--quiet"
-    )
-    assert again.exit_code == 0, (again.output, again.exception)
-    assert (tmp_path / "again" / "config.toml").read_text() == (run / "config.toml").read_text()
-    assert "is not empty" in _refused("train", "--recipe", "digits", *QUICK, "--out", str(run))
-    assert "is complete" in _refused("train", "--resume", str(run))
-    checked = call("ledger", "verify", str(run))
-    assert checked.exit_code == 0 and "holds" in checked.output and "RDP" in checked.output
-    ledger = run / "ledger.jsonl"
-    ledger.write_text(ledger.read_text().replace('"step":1', '"step":2'))
-    assert "was changed" in _refused("ledger", "verify", str(ledger))
-
-
 def test_a_config_file_with_an_unknown_key(tmp_path):
     (tmp_path / "my.toml").write_text("recipe = 'digits'\n[privacy]\nepsilom = 3\n")
     assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused(

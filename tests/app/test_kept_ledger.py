@@ -10,7 +10,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.checkpoint import CheckpointError, read_ledger_state
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.verify import verify_ledger
-from tests.app.finished import SETTINGS, call, read_card
+from tests.app.finished import SETTINGS, call
 
 
 def cut(folder, lines):
@@ -26,23 +26,6 @@ def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder):
         result = call(*command)
         assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
     assert "the checkpoint next to it was written after 3 with another head" in result.stderr
-
-
-def test_an_audit_looks_at_the_ledger_first(folder):
-    arguments = ("audit", folder, "--kind", "membership", "--quiet")
-    assert call(*arguments).exit_code == 0
-    card = read_card(folder)
-    assert (
-        card["audit"]["passed"]
-        and card["audit"]["ledger"]["passed"]
-        and "audit: ledger" not in card["not_private"]
-    )
-    cut(folder, 2)
-    result = call(*arguments)
-    assert (
-        result.exit_code == 2 and "the audit FAILED" in result.stderr and "FAILED" in result.output
-    )
-    assert "FAILED: ledger of the run" in (folder / "privacy_card.md").read_text()
 
 
 def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder, tmp_path):

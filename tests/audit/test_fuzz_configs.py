@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dpkfc.app import train
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
@@ -20,7 +18,7 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_plan, settle
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.run_config import SETTINGS, make_config
+from dpkfc.app.run_config import SETTINGS
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import ConfigError, read_toml
@@ -167,31 +165,6 @@ def test_settings_of_any_kind(evidence):
     tally.check(evidence, "settings", 300)
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)),
-    st.lists,
-    max_leaves=4,
-)
-
-
-def test_invented_settings(evidence):
-    tally = Tally()
-
-    @settings(max_examples=size(60, 4_000), derandomize=True, deadline=None, database=None)
-    @given(st.dictionaries(st.sampled_from([*FIELDS, *METHODS, "privacy", "x"]), JSON, max_size=4))
-    def look(chosen):
-        tally.attempt(lambda: make_config(**flatten(chosen, "mine.toml")), chosen)
-        tally.attempt(
-            lambda: run_config(
-                {"recipe": "digits", **{k: v for k, v in chosen.items() if k in FIELDS}}
-            ),
-            chosen,
-        )
-
-    look()
-    tally.check(evidence, "settings, invented", 50)
-
-
 # -- the command line ------------------------------------------------------------------------------
 
 WORDS = [
@@ -269,14 +242,3 @@ def test_the_command_line(evidence):
             )
         tally.attempt(lambda arguments=arguments: _judged(arguments), arguments)
     tally.check(evidence, "command line", 40)
-
-
-def test_a_flag_of_every_setting(evidence):
-    """Every flag of `dpkfc train` with every odd word; in the short run a few words each."""
-    tally, rng = Tally(), random.Random(7)
-    for name in rng.sample(sorted(FIELDS), size(15, len(FIELDS))):
-        flag = f"--{name.replace('_', '-')}"
-        for word in rng.sample(WORDS, size(1, 12)):
-            arguments = ["train", "--recipe", "digits", flag, word]
-            tally.attempt(lambda arguments=arguments: _judged(arguments), arguments)
-    tally.check(evidence, "command line, every flag", 15)

@@ -2,7 +2,6 @@
 before anything is trained.
 """
 
-import functools
 import gzip
 import io
 import zipfile
@@ -10,8 +9,6 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save
 
 from dpkfc.app.datasets.cifar import read_cifar
@@ -19,10 +16,8 @@ from dpkfc.app.datasets.idx import read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.pretraining import pretrain
 from dpkfc.app.public_data import read_public_data
-from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
-from dpkfc.app.recipes.images import MNIST_CNN as MNIST
 from dpkfc.app.run_config import make_config
-from tests.app.files import idx_bytes, write_cifar, write_mnist
+from tests.app.files import idx_bytes, write_cifar
 from tests.audit.fuzzing import PICKLE, Bomb, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
 
@@ -47,27 +42,6 @@ def test_damaged_idx_files(tmp_path, packed, evidence):
     contents = (wrap(inner.bytes()) if turn % 2 else outer.bytes() for turn in turns)
     tally.read(path, contents, lambda: read_idx(path, 3))
     tally.check(evidence, f"IDX files{', gzip' if packed else ''}", 200)
-
-
-def test_idx_files_of_any_shape(tmp_path, evidence):
-    """Headers that promise more than there is, or nothing at all, or more than fits into a
-    machine.
-    """
-    tally, path = Tally(), tmp_path / "images"
-
-    @settings(max_examples=size(50, 2_000), derandomize=True, deadline=None, database=None)
-    @given(
-        st.lists(st.sampled_from([0, 1, 2, 28, 2**16, 2**31, 2**32 - 1]), min_size=3, max_size=3),
-        st.binary(max_size=40),
-    )
-    def look(shape, content):
-        path.write_bytes(
-            b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in shape) + content
-        )
-        tally.attempt(lambda: read_idx(path, 3), (shape, content), "images")
-
-    look()
-    tally.check(evidence, "IDX files, any shape", 40)
 
 
 def _npz(**arrays):
@@ -131,50 +105,6 @@ def test_an_array_of_objects_is_refused_by_its_header(tmp_path):
             match=r"train\.npz: is not a whole npz file \(\w\.npy does not hold plain numbers\)",
         ):
             read_cifar(path)
-
-
-def test_other_arrays(tmp_path, evidence):
-    """Whole archives with labels that are text, tables, numbers with a point, or too many."""
-    tally, path = Tally(), tmp_path / "train.npz"
-    kinds = ["u1", "i8", "f8", "?", "U3", "O", "M8[s]", "c16", "V4", "u1,i4"]
-    shapes = [(), (0,), (2,), (2, 1), (3, 2, 32, 32), (2, 32, 32, 3), (3, 0, 32, 32)]
-    rng = Mutator([b""], 5).rng
-    for _ in range(size(150, 4_000)):
-        arrays = {
-            name: np.zeros(rng.choice(shapes), rng.choice(kinds))
-            for name in rng.sample(["x", "y", "delta", "z"], 2)
-        }
-        path.write_bytes(_npz(**arrays))
-        tally.attempt(
-            lambda: read_cifar(path),
-            {k: (v.shape, v.dtype) for k, v in arrays.items()},
-            "train.npz",
-        )
-    tally.check(evidence, "npz files, other arrays", 150)
-
-
-def test_a_recipe_reads_damaged_sets(tmp_path, evidence):
-    """All the way to the tensors: files that belong to different sets, labels out of range, nothing
-    in them.
-    """
-    write_mnist(tmp_path / "mnist", 3, 2, suffix="")
-    write_cifar(tmp_path / "cifar10", 3, 2)
-    tally = Tally()
-    files = sorted([*(tmp_path / "mnist").iterdir(), *(tmp_path / "cifar10").iterdir()])
-    whole = {file: file.read_bytes() for file in files}
-    mutator = Mutator(list(whole.values()), 6)
-    for _ in range(size(150, 5_000)):
-        file = mutator.rng.choice(files)
-        mutator.seeds = [
-            mutator.rng.choice((whole[file], mutator.rng.choice(list(whole.values()))))
-        ]
-        file.write_bytes(mutator.bytes())
-        recipe = MNIST if file.parent.name == "mnist" else CIFAR10
-        settings = make_config(recipe=recipe.name, data_dir=str(tmp_path))
-        act = functools.partial(recipe.data, settings)
-        tally.attempt(act, file.read_bytes(), file.name, "files in mnist/", "files in cifar10/")
-        file.write_bytes(whole[file])
-    tally.check(evidence, "image sets of a recipe", 150)
 
 
 TABLE = "sentence\tlabel\na fine film\t1\ndull\t0\nnot a word of it\t0\n"

@@ -5,22 +5,17 @@ refused in one line.
 import hashlib
 import json
 import os
-import random
 from contextlib import suppress
 
 import dp_accounting
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dpkfc.app.metrics import Metrics, Row
 from dpkfc.privacy import accounting
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.verify import verify_ledger
-from tests.audit.fuzzing import ODD, PICKLE, Mutator, Tally, no_pickle
+from tests.audit.fuzzing import PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
 
 PLAN, HEADER = "a" * 64, {"certified": True, "rng": "secure"}
@@ -142,101 +137,3 @@ def test_damaged_metrics(tmp_path, evidence):
     mutator, tally, path = Mutator([*seeds, PICKLE], 4), Tally(), tmp_path / "m.parquet"
     tally.read(path, mutator.draw(size(200, 10_000)), lambda: Metrics.read(path))
     tally.check(evidence, "metrics, bytes", 200)
-
-
-def test_metrics_of_another_program(tmp_path, evidence):
-    """Whole Parquet files with other columns, other types, missing figures, or a schema that says
-    something else.
-    """
-    rng, tally, path = random.Random(5), Tally(), tmp_path / "m.parquet"
-    names = ["step", "epsilon", "accuracy", "x", "", "step"]
-    kinds = [
-        pa.int64(),
-        pa.float64(),
-        pa.string(),
-        pa.binary(),
-        pa.list_(pa.int64()),
-        pa.null(),
-        pa.int8(),
-        pa.bool_(),
-    ]
-    values = {
-        "int64": 1,
-        "double": 0.5,
-        "string": "x",
-        "binary": PICKLE,
-        "list<item: int64>": [1],
-        "int8": 1,
-        "bool": True,
-    }
-    for _ in range(size(100, 3_000)):
-        columns = [pa.field(rng.choice(names), rng.choice(kinds)) for _ in range(rng.randrange(5))]
-        if rng.random() < 0.5:
-            columns = [pa.field("step", pa.int64()), pa.field("epsilon", pa.float64()), *columns]
-        foreign = {
-            "measured_on": rng.choice(["test", "x", "\ud800".encode("utf-8", "surrogatepass"), ""])
-        }
-        foreign |= {
-            "refreshes": rng.choice(
-                ["[]", "{}", "[1]", "[{}]", "nonsense", "[" * 5000, '[{"step":1,"digest":2}]']
-            )
-        }
-        schema = pa.schema(columns, metadata=foreign if rng.random() < 0.8 else None)
-        rows = rng.randrange(3)
-        arrays = [
-            pa.array([None if rng.random() < 0.2 else values.get(str(c.type))] * rows, c.type)
-            for c in columns
-        ]
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
-        tally.attempt(lambda: Metrics.read(path), (columns, foreign), "m.parquet")
-    tally.check(evidence, "metrics, other tables", 100)
-
-
-JSON = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=8),
-        st.sampled_from(["type", *ODD[:8]]),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-RECORD = st.fixed_dictionaries(
-    {},
-    optional={
-        "format": st.one_of(st.just(1), JSON),
-        "plan_hash": st.one_of(st.just(PLAN), JSON),
-        "release": JSON,
-        "step": JSON,
-        "event": st.one_of(
-            JSON,
-            st.fixed_dictionaries(
-                {"type": st.sampled_from(["GaussianDpEvent", "ComposedDpEvent", "pld"])}
-            ),
-        ),
-        "noise_multiplier": JSON,
-        "stddev": JSON,
-        "sensitivity": JSON,
-        "prev": JSON,
-        "certified": JSON,
-        "rng": JSON,
-    },
-)
-
-
-def test_invented_lines(tmp_path, evidence):
-    """Lines of any JSON at all, with hashes that fit."""
-    tally, path = Tally(), tmp_path / "ledger.jsonl"
-
-    @settings(max_examples=size(40, 1_500), derandomize=True, deadline=None, database=None)
-    @given(st.lists(st.one_of(RECORD, JSON), min_size=1, max_size=4))
-    def look(lines):
-        tally.read(path, [chain_lines(lines)], lambda: _use(path))
-
-    look()
-    tally.check(evidence, "ledgers, invented", 20)

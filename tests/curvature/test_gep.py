@@ -72,7 +72,7 @@ def public_gradients(model, probe):
     "model", [mlp(), cnn(), cnn(2), Text()], ids=["mlp", "cnn", "grouped", "text"]
 )
 @pytest.mark.parametrize("groups", [1, 2, 9])
-def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(model, groups):
+def test_columns_are_orthonormal_within_groups(model, groups):
     model, probe = model.double(), public(12)
     if isinstance(model, Text):
         probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
@@ -84,10 +84,6 @@ def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(mode
         matrix.T @ matrix, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12
     )
     assert basis.metric.defect < 1e-12
-    g = torch.randn(len(matrix), dtype=torch.float64)
-    torch.testing.assert_close(
-        matrix @ (matrix.T @ g) + (g - matrix @ (matrix.T @ g)), g, rtol=0, atol=1e-12
-    )
     for span in basis.metric.spans.values():
         assert span.length == pytest.approx(
             math.sqrt(sum(float(v.square().sum()) for v in span.vectors.values()))

@@ -1,15 +1,12 @@
-"""Resume a run that was killed at any moment: every release is charged, and weights go on where
-they were.
+"""Resume a run from its checkpoint: weights go on where they were, bit for bit in test mode.
+
+`tests/audit/test_crash.py` kills runs at any moment.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
-import time
-import traceback
 
 import pytest
 import torch
@@ -29,95 +26,6 @@ try:
     import resource
 except ImportError:  # not on Windows
     resource = None
-
-# -- killed at any moment --------------------------------------------------------------------------
-
-STEPS, KILLS = 40, 4
-# A run that will be killed may make so many steps: however late the kills come, all of them leave
-# some of STEPS to the last run.
-ALLOWED = 8
-
-
-def start_session(ledger):
-    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(
-        1.0, 1e-3, N
-    )
-    # A run that was killed before its first checkpoint goes on at new weights.
-    return session(p, net(), ledger_path=ledger, resume=True)
-
-
-def run_once(folder, go, report):
-    """What a job scheduler starts again and again: resume if there is something to resume from,
-    then save every step.
-    """
-    with start_session(folder / "ledger.jsonl") as s:
-        if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
-            assert s.restore(folder / "checkpoint")["note"] == "mine"
-        for batch in s.batches():
-            os.read(go, 1)
-            s.step(batch, loss_fn)
-            os.write(report, b".")
-            s.save(folder / "checkpoint", extra={"note": "mine"})
-
-
-def killed_and_resumed(folder):
-    """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a
-    step or a save.
-    """
-    torch.set_num_threads(1)
-    seen = []
-    start_session(
-        None
-    ).close()  # what is imported and worked out at first use is there for all children
-    for kill in range(KILLS + 1):
-        reader, writer = os.pipe()
-        go, allow = os.pipe()
-        os.write(allow, b"." * (ALLOWED if kill < KILLS else STEPS))
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            os.close(allow)
-            status = 1
-            try:
-                run_once(folder, go, writer)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        os.close(writer)
-        os.close(go)
-        if kill < KILLS:
-            got = len(os.read(reader, 1))
-            for _ in range(random.randrange(6)):
-                got += len(os.read(reader, 1))
-            time.sleep(random.random() * 0.01)
-            os.kill(child, signal.SIGKILL)
-        else:
-            got = 0
-        while more := os.read(reader, 100):
-            got += len(more)
-        os.close(reader)
-        os.close(allow)
-        _, status = os.waitpid(child, 0)
-        assert status == (signal.SIGKILL if kill < KILLS else 0), f"run {kill} ended with {status}"
-        seen.append(got)
-    (folder / "seen.json").write_text(json.dumps(seen))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-def test_killed_at_any_moment_and_resumed(tmp_path):
-    done = forked.call(killed_and_resumed, tmp_path)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    ledger = verify(tmp_path / "ledger.jsonl")
-    assert len(seen) == KILLS + 1 and all(seen)
-    # every release is charged, and the plan is never exceeded
-    assert sum(seen) <= len(ledger.releases) == STEPS
-    # at most the one in whose middle the process ended is lost
-    assert len(ledger.releases) - sum(seen) <= KILLS
-    meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
-    assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
 
 
 def cut_off(folder, size):
