@@ -1,28 +1,22 @@
-"""The noise: from the cipher, through the mechanism, and out of whole sessions, new, resumed,
-forked and side by side.
+"""The noise: from the cipher and through the mechanism, forked and side by side.
 
-The checks of the audit judge them, and are shown the wrong laws that they must reject. The streams
-of test mode are fixed; those of the operating system are judged at 1e-9 a check.
+The checks of the audit judge it, and are shown the wrong laws that they must reject. The streams of
+test mode are fixed; those of the operating system are judged at 1e-9 a check.
+`tests/test_teeth_release.py` and `test_noise_law.py` look at the noise of whole sessions.
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch import nn
 
-from dpkfc import PrivacyConfig, Session
 from dpkfc.audit.findings import select_failed
 from dpkfc.audit.noise_samples import check_repeats, collision_rate, judge_noise
 from dpkfc.privacy.grid import grid_of
 from dpkfc.privacy.mechanism import gaussian_release, rounded_release
 from dpkfc.privacy.rng import NoiseStream
-from tests.audit.sizes import FULL, size
-from tests.ports import free_port
+from tests.audit.sizes import size
 
 STEPS, LAYERS = 40, (18_000, 6_000, 1_000)
 D = sum(LAYERS)
@@ -155,88 +149,3 @@ def test_the_mechanism_adds_noise_of_the_planned_scale(noise, evidence):
         found -= {GRANULARITY}  # of a grid
     assert not found
     evidence("noise", f"mechanism, {noise}", numbers=NUMBERS)
-
-
-# -- whole sessions --------------------------------------------------------------------------------
-
-
-def loss_fn(model, batch):
-    return ((model(batch[0]) - batch[1]) ** 2).sum(1)
-
-
-def run(folder, steps, *, stop=0, resume=False, **settings):
-    """Standardised releases `[steps, d]` of a session whose examples have no gradient; about a
-    third of its batches are empty.
-    """
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(100, 180, bias=False), nn.Linear(180, 40, bias=False)).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    handed = []
-    optimizer.register_step_pre_hook(
-        lambda *_: handed.append(
-            np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
-        )
-    )
-    data = (torch.zeros(30, 100, dtype=torch.float64), torch.zeros(30, 40, dtype=torch.float64))
-    config = PrivacyConfig(expected_batch_size=1, steps=steps, max_grad_norm=0.5, **settings)
-    plan = config.with_noise(6.0, 1e-5, 30)
-    ledger = None if folder is None else folder / "ledger.jsonl"
-    with Session(plan, model, optimizer, data, ledger_path=ledger, verify=False) as session:
-        if resume:
-            session.restore(folder / "checkpoint")
-        for batch in session.batches():
-            session.step(batch, loss_fn)
-            if session.steps_done == stop:
-                session.save(folder / "checkpoint")
-                break
-        assert session.epsilon < np.inf
-    return np.stack(handed) * plan.expected_batch_size / plan.stddev
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"noise": "rounded"}, {"sampler": "fixed"}],
-    ids=["gaussian", "rounded", "fixed size"],
-)
-def test_a_session_releases_noise_of_the_planned_law(settings, evidence):
-    z = run(None, size(40, 400), **settings)
-    found = judge(z, (18_000, 7_200))
-    if settings.get("noise") == "rounded":
-        found -= {GRANULARITY}
-    assert not found
-    row = f"session, {settings or 'gaussian'}"
-    evidence("noise", row, numbers=z.size, standard_deviation=float(z.std()))
-
-
-def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path, evidence):
-    first = run(tmp_path, 40, stop=20)
-    second = run(tmp_path, 40, resume=True)
-    assert len(first) == len(second) == 20
-    other = run(None, 20)
-    assert not judge(np.vstack([first, second, other]), (18_000, 7_200))
-    assert not judge_streams(first, second, other)
-    evidence("noise", "resumed session and another one", numbers=60 * first.shape[1])
-
-
-def _rank(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    np.save(Path(folder) / f"{rank}.npy", run(None, 20))
-    dist.destroy_process_group()
-
-
-@pytest.mark.skipif(not FULL, reason="two processes")
-def test_two_ranks_share_one_noise_and_add_it_once(tmp_path, evidence):
-    mp.spawn(_rank, args=(free_port(), str(tmp_path)), nprocs=2, join=True)
-    one, two = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
-    assert np.array_equal(one, two)
-    assert not judge(one, (18_000, 7_200))
-    evidence("noise", "two ranks", numbers=one.size, standard_deviation=float(one.std()))
-
-
-def test_a_session_in_test_mode_repeats_itself_and_is_caught():
-    """What a restored noise stream would do, seen by the same tests."""
-    with pytest.warns(UserWarning, match="epsilon is not a guarantee"):
-        one, two = (run(None, 4, test_mode_seed=3) for _ in range(2))
-    assert {BETWEEN, GRANULARITY, "noise fingerprints"} <= judge(np.vstack([one, two]))

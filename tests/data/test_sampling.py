@@ -9,9 +9,9 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.audit.sampler_tests import SizeDistribution, compute_p_values
 from dpkfc.data import poisson_gaps
 from dpkfc.data.poisson_gaps import draw_by_gaps
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
@@ -41,59 +41,16 @@ def test_shuffle_is_a_partition_of_each_epoch():
 RATES = [0.02, 0.3, 0.45, 0.7, 0.97]
 
 
-def compute_p_values(rate, steps=2000):
-    """Chi-square tests of sizes, of examples, of pairs at small distances, and of gaps."""
-    n = 400
+def judge_gaps(rate, steps=2000, n=400):
+    """Return the p-values of the audit for batches that are drawn by gaps."""
     generator = SamplingStream.repeatable(5).generator(3)
     batches = [draw_by_gaps(n, rate, generator) for _ in range(steps)]
-    member = np.zeros((steps, n), dtype=bool)
-    for row, batch in zip(member, batches, strict=True):
-        row[batch] = True
-    values = {}
-    sizes = np.arange(n + 1)
-    values["sizes"] = fit(member.sum(1), sizes, stats.binom.pmf(sizes, n, rate))
-    spread = ((member.sum(0) - steps * rate) ** 2).sum() / (steps * rate * (1 - rate))
-    values["examples"] = two_sided(stats.chi2(n), spread)
-    for distance in (1, 2, 3, 7, 40):
-        both = (member[:, distance:] & member[:, :-distance]).sum(0)
-        # Pairs without a common example are independent.
-        first = np.arange(n - distance) // distance % 2 == 0
-        pairs = both[first]
-        values[f"pairs {distance}"] = float(
-            stats.binomtest(int(pairs.sum()), steps * pairs.size, rate**2).pvalue
-        )
-    firsts = np.array([batch[0] if batch.size else n for batch in batches])
-    lengths = np.arange(n)
-    law = np.append(rate * (1 - rate) ** lengths, (1 - rate) ** n)
-    values["first gaps"] = fit(firsts, np.arange(n + 1), law)
-    seconds = [batch[1] - batch[0] - 1 for batch in batches if batch.size > 1 and batch[0] < n / 4]
-    short = np.minimum(seconds, n // 2)
-    law = rate * (1 - rate) ** np.arange(n // 2)
-    values["second gaps"] = fit(short, np.arange(n // 2 + 1), np.append(law, 1 - law.sum()))
-    return values
-
-
-def fit(found, values, law):
-    """p of a chi-square test with at least 20 expected in a class, rare values together."""
-    counts = np.array([(found == value).sum() for value in values], dtype=float)
-    expected = law * len(found)
-    common = expected >= 20
-    observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    if wanted[-1] < 5:
-        assert observed[-1] < 40
-        observed, wanted = observed[:-1], wanted[:-1] * observed[:-1].sum() / wanted[:-1].sum()
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    return float(stats.chi2(max(1, wanted.size - 1)).sf(statistic))
-
-
-def two_sided(law, value):
-    return float(2 * min(law.cdf(value), law.sf(value)))
+    return compute_p_values(batches, SizeDistribution.from_event(Poisson(rate, n).event(1.0), n))
 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_batches_by_gaps_are_poisson_batches(rate):
-    values = compute_p_values(rate)
+    values = judge_gaps(rate)
     assert min(values.values()) > ALPHA, values
 
 
@@ -113,7 +70,7 @@ def test_a_gap_that_is_off_by_one_is_seen(off, rate, monkeypatch):
         return gaps, is_sampled | (gaps == block)
 
     monkeypatch.setattr(poisson_gaps, "_gaps", plant)
-    assert min(compute_p_values(rate).values()) < ALPHA
+    assert min(judge_gaps(rate).values()) < ALPHA
 
 
 def test_the_cost_of_a_batch_does_not_depend_on_the_examples(monkeypatch):

@@ -1,7 +1,5 @@
 """Train for whole patients: all records of one share one gradient, one clip and one draw."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -104,21 +102,6 @@ def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(reduction, pre
         assert p.sensitivity == c
     assert float((sums[0] - sums[1]).norm()) <= c * (1 + 1e-9)
     assert float((sums[0] - sums[1]).norm()) > 0.5 * c  # the patient did count
-
-
-def test_units_are_sampled_not_records():
-    p = dataclasses.replace(plan(expected_batch_size=2, steps=400))
-    assert p.sampler.sample_rate == 2 / len(COUNTS)
-    seen = np.zeros(len(COUNTS))
-    with session(p, net()) as s:
-        for _ in range(400):
-            batch = next(s.batches())
-            seen[batch.indices] += 1
-            for unit, row in zip(batch.indices, batch.records, strict=True):
-                assert set(OWNERS[row[row >= 0]]) == {unit}
-                assert (row >= 0).sum() == min(LIMIT, COUNTS[unit])
-            s._step, s._pending = s._step + 1, None
-    assert np.all(np.abs(seen / 400 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
 
 
 def test_dict_batches_an_own_collate_and_a_column_of_the_dataset():
