@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.zoo.registry import (
     Network,
-    add_architecture,
     classify,
     next_token,
     parameter,
@@ -35,23 +34,15 @@ def gru_with_learnt_first_state():
     )
 
 
-def _cell_loop(cell, has_memory):
+@register("recurrent", SEQUENCE, classify)
+def lstm_cell_loop():
     def forward(m, x):
-        h = x.new_zeros(x.shape[0], 4)
-        c = torch.zeros_like(h)
-        for t in range(x.shape[1]):
-            if has_memory:
-                h, c = m.cell(x[:, t], (h, c))
-            else:
-                h = m.cell(x[:, t], h)
-        return m.head(h)
+        state = x.new_zeros(x.shape[0], 4), x.new_zeros(x.shape[0], 4)
+        for step in x.unbind(1):
+            state = m.cell(step, state)
+        return m.head(state[0])
 
-    return Network(forward, cell=cell, head=nn.Linear(4, 3))
-
-
-add_architecture(
-    "lstm_cell_loop", "recurrent", lambda: _cell_loop(nn.LSTMCell(3, 4), True), SEQUENCE, classify
-)
+    return Network(forward, cell=nn.LSTMCell(3, 4), head=nn.Linear(4, 3))
 
 
 @register("recurrent", SEQUENCE, classify)
