@@ -341,6 +341,81 @@ def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_pat
         certify(copied)
 
 
+def change_ledger(change):
+    """Return a fault that gives a ledger other bytes."""
+
+    def write(folder):
+        path = folder / "ledger.jsonl"
+        path.write_bytes(change(path.read_bytes()))
+
+    return write
+
+
+def change_card(section, value):
+    """Return a fault that gives a section of a card another value, None removes it."""
+
+    def write(folder):
+        path = folder / "privacy_card.json"
+        card = json.loads(path.read_text()) | {section: value}
+        path.write_text(json.dumps({k: v for k, v in card.items() if v is not None}))
+
+    return write
+
+
+BAD_FOLDERS = {
+    "last line cut short": (change_ledger(lambda text: text[:-30]), "line 5 of the ledger"),
+    "last line missing": (
+        change_ledger(lambda text: b"".join(text.splitlines(True)[:-1])),
+        "lines were removed or replaced",
+    ),
+    "foreign line": (change_ledger(lambda text: text + b"hello\n"), "line 6 of the ledger"),
+    "foreign JSON": (change_ledger(lambda text: text + b'{"a": 1}\n'), "line 6 of the ledger"),
+    "foreign first line": (change_ledger(lambda text: b"[]\n" + text), "line 1 of the ledger"),
+    "empty ledger": (change_ledger(lambda text: b""), "ledger.jsonl is empty"),
+    "no ledger": (lambda folder: (folder / "ledger.jsonl").unlink(), "does not exist; give a run"),
+    "no card": (lambda folder: (folder / "privacy_card.json").unlink(), "holds no privacy_card"),
+    "card without a title": (change_card("title", None), "is damaged (KeyError"),
+    "card with a number for owners": (change_card("declared", 5), "is damaged (KeyError"),
+    "card of another plan": (change_card("plan_hash", "f" * 64), "states another plan than"),
+    "card without a meaning": (change_card("meaning", None), "states another meaning of ε"),
+    "later card": (change_card("format", 99), "a newer dpkfc wrote"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_a_damaged_folder_gets_no_certificate_and_no_entry(case, good, tmp_path):
+    damage, said = BAD_FOLDERS[case]
+    folder = shutil.copytree(good["plain"], tmp_path / "run")
+    damage(folder)
+    before = {path.name for path in folder.iterdir()}
+    for words in (["certify"], ["export", "--format", "registry"]):
+        done = call(*words, folder)
+        assert done.exit_code == 2 and said in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert len(done.stderr.replace(str(folder), "runs/first")) <= 180
+    assert {path.name for path in folder.iterdir()} == before
+
+
+def test_a_certificate_needs_the_weights_that_it_names(good, tmp_path):
+    folder = shutil.copytree(good["plain"], tmp_path / "run")
+    (folder / "model.safetensors").unlink()
+    done = call("certify", folder)
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    assert "were not compared: model.safetensors is not next to the card" in done.stderr
+    assert not [*folder.glob("certificate.*")]
+
+
+def test_what_cannot_be_written_or_read_is_one_line(copied, good, tmp_path):
+    (tmp_path / "file").touch()
+    for words, name in ((["certify"], "c.pdf"), (["export", "--format", "registry"], "e.yaml")):
+        done = call(*words, copied, "--out", tmp_path / "file" / name)
+        assert done.exit_code == 2 and f"{name} cannot be written (File exists)" in done.stderr
+        done = call(*words, copied / "ledger.jsonl")
+        assert done.exit_code == 2 and "is not a folder; give the folder of a run" in done.stderr
+        # A federated run has a certificate and an entry of its own.
+        assert not call(*words, good["federated"], "--out", tmp_path / name).exit_code
+
+
 def test_a_name_that_no_system_takes_is_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["x" * 5000])

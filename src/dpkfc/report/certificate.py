@@ -59,8 +59,8 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
         What the JSON holds.
 
     Raises:
-        CardError: the card is missing, disagrees with ledger or weights, or states no certified
-            guarantee to sign.
+        CardError: the card or the weights are missing, the card disagrees with ledger or weights,
+            or states no certified guarantee to sign.
         ValueError: a field that is not one short line, or `out` does not end in .pdf.
         ImportError: reportlab is not installed.
     """
@@ -71,13 +71,15 @@ def certify(run: Path, out: Path, given: Mapping[str, str]) -> dict[str, Any]:
     for name, value in given.items():
         check_line(name, value)
     card = require_card(run)
-    verify_ledger(run / LEDGER)
+    compared = verify_ledger(run / LEDGER)["weights"]
     content = card.content
     if not is_promised(content) or failed_checks(content.get("audit")):
         reason = content.get("stamp") or "its audit failed"
         raise CardError(
             f"{run} has no guarantee to certify ({reason}): train with a certified plan"
         )
+    if compared.startswith("not compared"):
+        raise CardError(f"the weights of {run} were {compared}; put back the released file")
     ledger = verify(run / LEDGER)
     if card.releases != len(ledger.releases):
         raise CardError(f"{run / CARD} was written before the last release; write it anew")

@@ -73,8 +73,7 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
         if not agrees(stated, shown):
             raise CardError(
                 f"the privacy card {card.path} states another {name} than its ledger "
-                f"({_shorten(stated)} instead of {_shorten(shown)}): it was changed, or belongs to "
-                "another run"
+                f"({_shorten(stated)} instead of {_shorten(shown)}): it was changed"
             )
 
 
@@ -208,4 +207,5 @@ def agrees(stated: Any, expected: Any) -> bool:
 
 
 def _shorten(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 20 else f"{text[:19]}…"

@@ -18,7 +18,7 @@ from dpkfc.report.officer import registry_record
 from dpkfc.report.promise import check_promise
 from dpkfc.report.spent import doubt_of, epsilon_of_releases, relation_of_releases
 from dpkfc.report.text import ensure_mapping
-from dpkfc.report.written_card import Card, CardError, read_card
+from dpkfc.report.written_card import DAMAGE, Card, CardError, read_card
 from dpkfc.weights_record import digest_file, find_record_path, read_weights_record
 
 # Keys of the first line of a ledger, and their labels.
@@ -97,10 +97,16 @@ def check_texts(card: Card) -> str:
     if card.content.get("layout") != LAYOUT:
         return "not compared: another version wrote them; dpkfc card writes them anew"
     markdown = card.path.with_suffix(".md")
-    expected = {
-        markdown: to_markdown(card.content),
-        card.path.parent / REGISTRY: to_json(registry_record(card.content)),
-    }
+    try:
+        expected = {
+            markdown: to_markdown(card.content),
+            card.path.parent / REGISTRY: to_json(registry_record(card.content)),
+        }
+    except DAMAGE as error:
+        raise CardError(
+            f"the privacy card {card.path} is damaged ({type(error).__name__}: {error}); put back"
+            " the file that the run wrote"
+        ) from None
     for path, text in expected.items():
         if not path.is_file():
             return f"not compared: {path.name} is not next to the card"

@@ -86,8 +86,9 @@ def require_card(run: Path) -> Card:
     Raises:
         CardError: the folder or its card is missing, or `read_card` refuses the card.
     """
-    if not run.exists():
-        raise CardError(f"{run} does not exist; give the folder of a run")
+    if not run.is_dir():
+        problem = "is not a folder" if run.exists() else "does not exist"
+        raise CardError(f"{run} {problem}; give the folder of a run")
     card = read_card(run / LEDGER)
     if card is None:
         raise CardError(f"{run} holds no {CARD}; finish the run, or call write_card(folder)")
