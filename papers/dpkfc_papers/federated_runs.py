@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -24,6 +22,7 @@ from dpkfc.federated.privacy_models import TrustedServer
 from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import federate
 from dpkfc_papers.federated_features import WIDTH, Features
+from dpkfc_papers.store import StudyRun, hash_values
 
 # Plain values of a run.
 Record = dict[str, Any]
@@ -37,7 +36,7 @@ _EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedRun:
+class FederatedRun(StudyRun):
     """One private run: example-level, trusted server, replace-one, all clients in every round.
 
     Attributes:
@@ -67,13 +66,12 @@ class FederatedRun:
 
     def describe(self) -> Record:
         """Return plain values that decide the result."""
-        return {**asdict(self), "settings": dict(self.settings)}
+        return {**super().describe(), "settings": dict(self.settings)}
 
     @property
     def hash(self) -> str:
         """Return sixteen hexadecimal digits of a SHA-256."""
-        values = {"format": FORMAT, "delta": DELTA, **self.describe()}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return hash_values({"format": FORMAT, "delta": DELTA, **self.describe()})
 
 
 def _kfc(s: Mapping[str, Any], features: Features) -> Record:
@@ -106,12 +104,15 @@ RULES: Mapping[str, Callable[[Mapping[str, Any], Features], Record]] = {
 }
 
 
-def execute_run(run: FederatedRun, features: Features) -> Record:
-    """Train a linear head, and return the record of the run as plain values.
+def execute_run(
+    run: FederatedRun, features: Features, build: Callable[[int, int], nn.Module] = nn.Linear
+) -> Record:
+    """Train a model, and return the record of the run as plain values.
 
     Args:
         run: its settings.
-        features: its data.
+        features: its data; of a whole network, images.
+        build: makes the model from the sizes of axis 1 of an input and of the output.
 
     Raises:
         StudyError: an unknown rule or partition.
@@ -132,7 +133,7 @@ def execute_run(run: FederatedRun, features: Features) -> Record:
     plan = config.calibrate(run.epsilon, DELTA)
     result = federate(
         plan,
-        build_seeded(lambda: nn.Linear(x.shape[1], features.classes), run.seed),
+        build_seeded(lambda: build(x.shape[1], features.classes), run.seed),
         cross_entropy,
         parts((x, y), _partition(run, y)),
         evaluate=lambda model: measure_accuracy(model, *evaluation),

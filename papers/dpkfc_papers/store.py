@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from filelock import BaseFileLock
 
@@ -49,7 +51,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Figures that are printed when a run ends.
-_SHOWN = ("accuracy", "failed")
+_SHOWN = ("accuracy", "perplexity", "failed")
 _OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
 
 
@@ -62,6 +64,28 @@ class Cell(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return plain values that decide the result."""
         ...
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A run of a study of its own, whose plain values decide its result and hash."""
+
+    # Values that all runs of a kind share.
+    common: ClassVar[Mapping[str, Any]] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that decide the result."""
+        return {**asdict(self), **self.common}
+
+    @property
+    def hash(self) -> str:
+        """Return sixteen hexadecimal digits of a SHA-256."""
+        return hash_values(self.describe())
+
+
+def hash_values(values: Mapping[str, Any]) -> str:
+    """Return sixteen hexadecimal digits of a SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Store:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,20 @@ def _gain(above: list[float], below: list[float]) -> float:
     return statistics.mean(above) - statistics.mean(below)
 
 
-def main() -> int:
-    """Run what is missing, and print the table."""
-    parser = data_parser(__doc__)
+def run_script(
+    description: str | None, run: Callable[[Path, str], None], show: Callable[[], str]
+) -> int:
+    """Read the command line of a script on features, run what is missing, and print the table."""
+    parser = data_parser(description)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/federated/features"), help="folder of the features"
     )
     arguments = parser.parse_args()
     if not arguments.table:
-        execute(arguments.out, arguments.data_dir)
-    print(table() or "nothing has been run yet")
+        run(arguments.out, arguments.data_dir)
+    print(show() or "nothing has been run yet")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(__doc__, execute, table))

@@ -278,6 +278,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sklearn": partial(fill_table, "sklearn_estimators"),
     "convergence": partial(fill_table, "convergence"),
     "federated-ablation": partial(run_by_run, "federated_ablation"),
+    "federated-variations": partial(run_by_run, "federated_variations"),
     "fine-tuning": partial(run_by_run, "fine_tuning"),
     "small-transformer": partial(run_by_run, "small_transformer"),
     "byte-gpt2": partial(run_by_run, "byte_gpt2"),
@@ -302,12 +303,13 @@ def main() -> int:
     """Draw the pictures of what has been measured."""
     from dpkfc_papers.federated_study import STUDY
     from dpkfc_papers.federated_tables import figure
+    from dpkfc_papers.studies import federated_variations
 
     # The others set a style of their own.
     figure_tables.draw(IMAGES)
     figure(STUDY, Store(ROOT / FEDERATED), IMAGES / "federated-accuracy.png")
     headline.picture(IMAGES / "accuracy.png")
-    for module in (task_pages, ngd_pages, disk_pages):
+    for module in (task_pages, ngd_pages, disk_pages, federated_variations):
         module.draw(IMAGES)
     return 0
 
