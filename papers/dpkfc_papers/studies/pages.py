@@ -279,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "convergence": partial(fill_table, "convergence"),
     "federated-ablation": partial(run_by_run, "federated_ablation"),
     "federated-variations": partial(run_by_run, "federated_variations"),
+    "generation": partial(run_by_run, "generation"),
     "fine-tuning": partial(run_by_run, "fine_tuning"),
     "small-transformer": partial(run_by_run, "small_transformer"),
     "byte-gpt2": partial(run_by_run, "byte_gpt2"),
