@@ -134,7 +134,7 @@ def read(data_dir: str) -> Data:
 
 COMPARISON = Comparison(
     path=PATH,
-    methods=make_methods((1e-3, 3e-3, 0.01), (0.001, 0.003, 0.01), (0.003, 0.01, 0.03)),
+    methods=make_methods((1e-3, 3e-3, 0.01), (1e-3, 3e-3, 0.01, 0.03), (1e-3, 3e-3, 0.01)),
     model=make_model,
     loss_fn=loss_fn,
     read=read,
