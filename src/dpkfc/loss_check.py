@@ -44,7 +44,7 @@ class LossCheck:
     model: nn.Module
     layers: Sequence[Layer]
     mode: GradientMode
-    verify: bool | str
+    verify: bool
     expected_rows: int
     public_records: Sequence[Any] | None
     augment: Augmentation | None
@@ -99,13 +99,12 @@ class LossCheck:
             expected=self.expected_rows,
             bound=bound,
             augment=self.augment,
-            strict=self.verify == "strict",
         )
         unproved = verdict.operation
         if self.is_sharded and unproved is not None:
             raise ValueError(
                 f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
-                " needs a proved batch axis: register_batch_rule"
+                " needs a proved batch axis (docs/errors.md#one-example-at-a-time)"
             )
         if lazy.tables and unproved is not None:
             raise ValueError(

@@ -62,7 +62,6 @@ from dpkfc.shared_ledger import open_shared_ledger
 from dpkfc.step_record import PRIVATE_FIGURES, Batch, StepRecord, step_record
 from dpkfc.tensors import Groups, NamedTensors, Tensors, copy_tensors, unique_tensors
 from dpkfc.tracking.states import Unknown
-from dpkfc.verification.check import check_verify_setting
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 
 _log = logging.getLogger(__name__)
@@ -92,8 +91,7 @@ class Session:
             independently. It is called once for every row of every view, see
             `PrivacyConfig.augmentations`.
         verify: check on public rows, before the first private row is read, that examples do not
-            mix. "strict" refuses operations whose batch axis cannot be followed; False skips the
-            check. Every pass is proved either way.
+            mix. Every pass is proved either way.
         public_records: records that are not private, for that check. By default numbers are drawn
             with the shapes of the tensors or the features of the dataset, or in types and lengths
             that most of a few records share.
@@ -137,7 +135,7 @@ class Session:
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         augment: Callable[[Any], Any] | None = None,
-        verify: bool | str = True,
+        verify: bool = True,
         public_records: Sequence[Any] | None = None,
         budget: Budget | None = None,
         resume: bool = False,
@@ -214,7 +212,7 @@ class Session:
             model,
             self.layers,
             self._gradient_mode,
-            verify=check_verify_setting(verify),
+            verify=verify,
             expected_rows=config.expected_rows,
             public_records=public_records,
             augment=augment,

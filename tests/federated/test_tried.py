@@ -23,7 +23,6 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.report.federated_card import build_federated_card
-from dpkfc.tracking.tracker import UnknownOperation
 from tests.federated.outside_checks import check_record_bound, round_message
 from tests.federated.worlds import (
     CLASSES,
@@ -254,16 +253,3 @@ def test_a_malformed_round_costs_nothing_and_leaves_no_trace(options, wrong):
     assert client.answer(message)["kind"] == "error"
     assert not client.ledger.count
     assert len(str(client.last_error)) <= 160
-
-
-def test_strict_verification_refuses_what_is_not_proved():
-    def unknown(model, batch):
-        inputs = batch[0].flatten().reshape(5, -1).flatten().reshape(-1, 5)
-        return loss_fn(model, (inputs, batch[1]))
-
-    plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
-    Client(0, plan, LocalModel(plan, head(), unknown), records(6))
-    with pytest.raises(UnknownOperation, match="aten.view"):
-        Client(0, plan, LocalModel(plan, head(), unknown), records(6), verify="strict")
-    with pytest.raises(ValueError, match="verify must be one of True, False, strict"):
-        Client(0, plan, LocalModel(plan, head(), loss_fn), records(6), verify="strictly")

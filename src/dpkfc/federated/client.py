@@ -46,7 +46,6 @@ from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.tensors import Tensors
-from dpkfc.verification.check import check_verify_setting
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Client:
             aggregation; None makes one. Use a key with one ledger only: with a second ledger it
             could mask two messages of a round alike.
         verify: check model and loss on public rows before the first round; no value of a record
-            decides. "strict" refuses operations without a batch rule.
+            decides.
 
     Attributes:
         last_error: the last error, for this client's own operator; never sent.
@@ -92,9 +91,8 @@ class Client:
         collate_fn: Collate | None = None,
         ledger_path: StrPath | None = None,
         channel: bytes | None = None,
-        verify: bool | str = True,
+        verify: bool = True,
     ) -> None:
-        verify = check_verify_setting(verify)
         if not 0 <= number < plan.config.clients:
             raise ValueError(f"client {number} is not one of the {plan.config.clients} of the plan")
         if local.plan.hash != plan.hash:
@@ -117,7 +115,7 @@ class Client:
         # The server applies filters and read-out.
         self._pipeline = local.make_pipeline(number + 1, self.ledger, plan.client_stddev)
         if verify:
-            local.verify(self.records, strict=verify == "strict")
+            local.verify(self.records)
         self._work = GuardedLocalWork(local, self.records)
         self.last_error: BaseException | None = None
         self.failed = False

@@ -137,7 +137,7 @@ class LocalModel(PartyModel):
         """Return the sum over no records."""
         return zero_sums(self.parameters)
 
-    def verify(self, records: ClientRecords, *, strict: bool = False) -> None:
+    def verify(self, records: ClientRecords) -> None:
         """Check model and loss once, on public rows.
 
         No value of a record is used, and no type that most records do not share. Where no record
@@ -147,11 +147,9 @@ class LocalModel(PartyModel):
 
         Args:
             records: of a client.
-            strict: refuse an operation that the tracker does not know.
 
         Raises:
             ValueError: the loss mixes examples, by name of the operation.
-            UnknownOperation: under `strict`, by name.
         """
         if self._is_verified:
             return
@@ -167,7 +165,6 @@ class LocalModel(PartyModel):
             template.attempts(collate, device_of_layers(self.layers)),
             expected=self._config.local_divisor,
             bound=self._config.max_physical_batch_size,
-            strict=strict,
         )
         verdict.warn(stacklevel=4)
         self._gradient_mode.unproved_operation = verdict.operation

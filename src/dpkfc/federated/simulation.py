@@ -90,7 +90,7 @@ def federate(
     evaluate: Callable[[nn.Module], Any] | None = None,
     every: int = 1,
     on_round: OnRound | None = None,
-    verify: bool | str = True,
+    verify: bool = True,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> SimulatedRun:
     """Run a plan in this process.
@@ -111,7 +111,7 @@ def federate(
         every: rounds between evaluations; the last round is always evaluated.
         on_round: called after every round.
         verify: check model and loss on public rows before the first round; no value of a record
-            decides. "strict" refuses operations without a batch rule.
+            decides.
         collate_fn: maps a list of examples to a batch, for clients that are made from `datasets`.
 
     Raises:

@@ -822,7 +822,6 @@ def check_model(
     lengths: Sequence[Mapping[int, int]],
     *,
     expected: int,
-    strict: bool,
 ) -> Verdict:
     """Check on public rows that a model gives every example outputs of its own.
 
@@ -834,7 +833,6 @@ def check_model(
         tracker: knows where the arguments have the batch.
         lengths: from `find_public_lengths`. The first with which the model runs are used.
         expected: the rows of a logical batch.
-        strict: raise where an operation has no batch rule.
 
     Returns:
         The verdict.
@@ -860,7 +858,7 @@ def check_model(
         return _project(call.outputs(net, rows), output_axes, call.count(rows))
 
     attempts = [partial(call.public_rows, integers) for integers in ("tokens", "bits", "ones")]
-    return check_on_public_rows(model, layers, losses, attempts, expected=expected, strict=strict)
+    return check_on_public_rows(model, layers, losses, attempts, expected=expected)
 
 
 def find_public_lengths(

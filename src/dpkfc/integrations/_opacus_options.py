@@ -70,8 +70,7 @@ class Options:
         uncertified: accept shuffled batches, whose ε is not a guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
-            "strict" refuses operations whose batch axis cannot be followed. Every batch is proved
-            either way.
+            Every batch is proved either way.
 
     Raises:
         ValueError: a value is not supported, naming the fix.
@@ -92,7 +91,7 @@ class Options:
     resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
-    verify: bool | str = True
+    verify: bool = True
 
     @classmethod
     def parse(cls, keywords: Mapping[str, Any]) -> Options:

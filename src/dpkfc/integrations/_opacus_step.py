@@ -85,7 +85,6 @@ class PrivateStep:
         loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, with "sum" the gradient
             is not divided by the expected batch size.
         verify: check on public rows, at the first call of the model, that examples do not mix.
-            "strict" refuses operations whose batch axis cannot be followed.
         source: the script's own loader, whose collate function may pad.
 
     Raises:
@@ -100,7 +99,7 @@ class PrivateStep:
         ledger: Ledger,
         *,
         loss_reduction: str,
-        verify: bool | str,
+        verify: bool,
         source: DataLoader[Any],
     ) -> None:
         self.plan = plan
@@ -339,7 +338,6 @@ class PrivateStep:
                     recording.tracker,
                     find_public_lengths(batch, template, collate),
                     expected=self.plan.config.expected_rows,
-                    strict=self._verify == "strict",
                 )
                 check_padding(self.model, args, kwargs, batch, template, collate)
         finally:

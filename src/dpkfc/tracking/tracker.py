@@ -58,10 +58,6 @@ _HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
 _MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
 
 
-class UnknownOperation(ValueError):
-    """An operation whose effect on the batch axis is not known, under `verify="strict"`."""
-
-
 class _Reference(weakref.ref[Tensor]):
     __slots__ = ("key",)
     key: int

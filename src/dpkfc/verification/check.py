@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc._checks import check_one_of
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.augmentation import Augmentation
 from dpkfc.gradients.autograd_graph import gradient_of
@@ -33,7 +32,7 @@ from dpkfc.public_rows.rows import PublicRows
 from dpkfc.public_rows.template import Attempts
 from dpkfc.rng_state import all_states, has_drawn, preserve_generators, seed_generators
 from dpkfc.tracking.states import Unknown
-from dpkfc.tracking.tracker import UnknownOperation, forget_batches
+from dpkfc.tracking.tracker import forget_batches
 from dpkfc.verification.accepted_rows import accept_rows
 from dpkfc.verification.batch_comparison import (
     check_neighbours,
@@ -79,16 +78,6 @@ class Verdict:
             )
 
 
-def check_verify_setting(verify: bool | str) -> bool | str:
-    """Return the setting of `verify=`.
-
-    Raises:
-        ValueError: another value than True, False and "strict".
-    """
-    check_one_of("verify", verify, (True, False, "strict"))
-    return verify
-
-
 def check_on_public_rows(
     model: nn.Module,
     layers: Sequence[Layer],
@@ -98,7 +87,6 @@ def check_on_public_rows(
     expected: int,
     bound: int | None = None,
     augment: Augmentation | None = None,
-    strict: bool = False,
 ) -> Verdict:
     """Check on public rows that every example has its own gradient, and choose how to compute it.
 
@@ -111,7 +99,6 @@ def check_on_public_rows(
         expected: rows of a logical batch, on average.
         bound: most rows of a micro-batch, None for no bound.
         augment: maps a batch to one with as many rows.
-        strict: raise where an operation has no batch rule.
 
     Returns:
         The verdict.
@@ -121,7 +108,6 @@ def check_on_public_rows(
             on a batch of one example, or the forward pass keeps something of its examples.
         Exception: what the loss raises on records that a user has given.
         RuntimeError: not even two examples fit into memory.
-        UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
     twice = 2 * expected
@@ -140,7 +126,7 @@ def check_on_public_rows(
             seed_generators(1)
             passes = PublicPasses(model, layers, loss_fn, augment, device, max_rows, state)
             try:
-                return _judge(passes, attempts, expected, strict)
+                return _judge(passes, attempts, expected)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -152,7 +138,7 @@ def check_on_public_rows(
             max_rows = max(2, max_rows // 2)
 
 
-def _judge(passes: PublicPasses, attempts: Attempts, expected: int, strict: bool) -> Verdict:
+def _judge(passes: PublicPasses, attempts: Attempts, expected: int) -> Verdict:
     """Return the verdict, unchecked where the loss accepts no public rows."""
     rows, reason = accept_rows(passes, attempts)
     if rows is None:
@@ -162,16 +148,11 @@ def _judge(passes: PublicPasses, attempts: Attempts, expected: int, strict: bool
     failure, traced = _trace_with_seeds(passes, rows, size, few)
     collate_failure = check_row_functions(passes, rows, min(32, size))
     failure = failure or collate_failure
-    if failure is not None and strict:
-        raise _unknown_operation(failure)
     check_padding(passes, rows)
     make_batch = partial(passes.augment_rows, rows, range(few))
     known = passes.known.get(tuple(range(few)))
     if passes.is_repeatable(make_batch, restarted=True, known=known):
-        failure = _compare(passes, rows, size, failure, make_batch, traced)
-        if failure is not None and strict:
-            raise _unknown_operation(failure)
-        return Verdict(failure)
+        return Verdict(_compare(passes, rows, size, failure, make_batch, traced))
     check_sizes_afresh(passes, rows, failure)
     _check_memory(passes, rows)
     batch = make_batch()
@@ -268,11 +249,3 @@ def _check_memory(passes: PublicPasses, rows: PublicRows) -> None:
     batches = [rows.batch(pair) for pair in pairs]
     losses = partial(passes.losses, size=2)
     check_memory(passes.model, passes.state, losses, batches)
-
-
-def _unknown_operation(failure: Unknown) -> UnknownOperation:
-    """Return the error of `verify="strict"`."""
-    return UnknownOperation(
-        f"{failure.operation}: {failure.reason[:70]}; register a rule, or drop verify='strict'"
-        " (docs/errors.md#one-example-at-a-time)"
-    )
