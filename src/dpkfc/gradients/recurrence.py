@@ -9,7 +9,7 @@ linear layer on a sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,20 +41,31 @@ class _Sequence:
     gradients: list[Tensor | None]
 
 
-@dataclass(frozen=True)
-class _MatrixUse:
-    """The inputs of one matrix and the sums that it adds, step by step.
+class _Matrices:
+    """The matrices of a recurrent module, and what they are used on.
 
     Attributes:
-        weight, bias: roles of the matrix and of the bias that is added with it.
-        inputs: T inputs `[N, d_in]`, detached.
-        sums: T pre-activations `[N, d_out]` inside the graph.
+        uses: role of a matrix and of its bias to the inputs `[N, T, d_in]` of each use, detached,
+            and to the sums `[N, T, d_out]` that it adds, inside the graph.
     """
 
-    weight: str
-    bias: str
-    inputs: list[Tensor] = field(default_factory=list)
-    sums: list[Tensor] = field(default_factory=list)
+    def __init__(self, module: nn.Module, like: Tensor) -> None:
+        self._module = module
+        self._dtype = like.dtype
+        self.uses: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}
+
+    def has(self, role: str) -> bool:
+        """Return whether the module has a matrix."""
+        return isinstance(getattr(self._module, role, None), Tensor)
+
+    def _read(self, role: str) -> Any:
+        return getattr(self._module, role).detach().to(self._dtype) if self.has(role) else None
+
+    def add(self, weight: str, bias: str, rows: Tensor) -> Tensor:
+        """Return what `[N, T, d_in]` adds to the gates, inside the graph from here on."""
+        sums = F.linear(rows, self._read(weight), self._read(bias)).requires_grad_()
+        self.uses.setdefault((weight, bias), []).append((rows.detach(), sums))
+        return sums
 
 
 def expected_places(module: nn.Module) -> tuple[BatchAxis, BatchAxis, int]:
@@ -95,12 +106,18 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> Tensors:
     inputs: dict[str, list[Tensor]] = {}
     gradients: dict[str, list[Tensor]] = {}
     for call in calls:
-        uses, gradients_of_sums = _differentiate(call.module, _read(call))
-        for use, gradient in zip(uses, gradients_of_sums, strict=True):
-            rows = torch.stack(use.inputs, 1)
-            inputs.setdefault(use.weight, []).append(rows)
-            for role in (use.weight, use.bias):
-                gradients.setdefault(role, []).append(gradient)
+        sequence = _read(call)
+        matrices = _Matrices(call.module, sequence.x)
+        with torch.enable_grad():
+            outputs = _run_recurrence(call.module, sequence, matrices)
+        sums = [y for several in matrices.uses.values() for _, y in several]
+        found = iter(differentiate(outputs, sequence.gradients, sums))
+        for (weight, bias), several in matrices.uses.items():
+            for rows, _ in several:
+                gradient = next(found)
+                inputs.setdefault(weight, []).append(rows)
+                for role in (weight, bias):
+                    gradients.setdefault(role, []).append(gradient)
     result = {}
     for role in layer.parameters:
         b = torch.cat(gradients[role], 1)
@@ -148,27 +165,8 @@ def _is_lstm(module: nn.Module) -> bool:
     return isinstance(module, (nn.LSTM, nn.LSTMCell))
 
 
-def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_MatrixUse], list[Tensor]]:
-    """Return all matrix uses of one call and ∂ℓ_n/∂s_nt of each, `[N, T, d_out]`."""
-    uses: list[_MatrixUse] = []
-    sums: list[Tensor] = []
-    with torch.enable_grad():
-        outputs = _run_recurrence(module, sequence, uses)
-        for use in uses:
-            sums += use.sums
-        gradients = iter(differentiate(outputs, sequence.gradients, sums))
-    stacked = []
-    for use in uses:
-        steps = [next(gradients) for _ in use.sums]
-        stacked.append(torch.stack(steps, 1))
-    return uses, stacked
-
-
-def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUse]) -> list[Tensor]:
-    """Return outputs `[N, T, directions * width]` and final states.
-
-    Every pre-activation is inside the graph, and every matrix use is added to `uses`.
-    """
+def _run_recurrence(module: nn.Module, sequence: _Sequence, matrices: _Matrices) -> list[Tensor]:
+    """Return outputs `[N, T, directions * width]` and final states."""
     x = sequence.x
     final: list[tuple[Tensor, ...]] = []
     layers = [""]
@@ -181,7 +179,7 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
         outputs = []
         for direction in directions:
             state = tuple(s[len(final)] for s in sequence.state)
-            output, state = _run_direction(module, layer + direction, x, state, uses)
+            output, state = _run_direction(module, layer + direction, x, state, matrices)
             outputs.append(output)
             final.append(state)
         x = torch.cat(outputs, 2)
@@ -190,54 +188,24 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
 
 
 def _run_direction(
-    module: nn.Module,
-    suffix: str,
-    x: Tensor,
-    state: tuple[Tensor, ...],
-    uses: list[_MatrixUse],
+    module: nn.Module, suffix: str, x: Tensor, state: tuple[Tensor, ...], matrices: _Matrices
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the outputs and the final state of one layer, forwards or backwards in time."""
-    names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
-    w_ih, b_ih, w_hh, b_hh, w_hr = (_weight(module, name + suffix, x) for name in names)
-    of_inputs = _add_inputs(x, w_ih, b_ih).unbind(1)
-    input_use = _MatrixUse(f"weight_ih{suffix}", f"bias_ih{suffix}")
-    input_use.inputs.extend(x.detach().unbind(1))
-    input_use.sums.extend(of_inputs)
-    hidden_use = _MatrixUse(f"weight_hh{suffix}", f"bias_hh{suffix}")
-    projection_use = _MatrixUse(f"weight_hr{suffix}", "")
+    of_inputs = matrices.add(f"weight_ih{suffix}", f"bias_ih{suffix}", x).unbind(1)
     times = list(range(x.shape[1]))
     if suffix.endswith("_reverse"):
         times.reverse()
+    projection = f"weight_hr{suffix}"
     outputs: list[Any] = [None] * len(times)
     for t in times:
-        h = state[0]
-        of_hidden = _add_inputs(h, w_hh, b_hh)
-        hidden_use.inputs.append(h.detach())
-        hidden_use.sums.append(of_hidden)
+        h = state[0].unsqueeze(1)
+        of_hidden = matrices.add(f"weight_hh{suffix}", f"bias_hh{suffix}", h).squeeze(1)
         state = _step(module, of_inputs[t], of_hidden, state)
-        h = state[0]
-        if w_hr is not None:
-            projection_use.inputs.append(h.detach())
-            h = F.linear(h, w_hr)
-            projection_use.sums.append(h)
+        if matrices.has(projection):
+            h = matrices.add(projection, "", state[0].unsqueeze(1)).squeeze(1)
             state = (h, *state[1:])
-        outputs[t] = h
-    uses += [input_use, hidden_use]
-    if w_hr is not None:
-        uses.append(projection_use)
+        outputs[t] = state[0]
     return torch.stack(outputs, 1), state
-
-
-def _weight(module: nn.Module, name: str, like: Tensor) -> Tensor | None:
-    tensor = getattr(module, name, None)
-    if isinstance(tensor, Tensor):
-        return tensor.detach().to(like.dtype)
-    return None
-
-
-def _add_inputs(rows: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-    """Return what rows add to the gates, inside the graph, also where nothing before it is."""
-    return F.linear(rows, weight, bias).requires_grad_()
 
 
 def _step(
