@@ -206,7 +206,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_batch_of_another_thread, "in the thread that iterates over the loader"),
         (misuse_weight_penalty, "aten.add.Tensor.*for a penalty on weights use weight_decay"),
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
-        (misuse_frozen_later, "'0.weight' was replaced or frozen"),
+        (misuse_frozen_later, "'0.weight' was frozen or taken out"),
         (misuse_new_layer, "'2.weight' was replaced"),
         (misuse_watched_gradient, "'0.weight' has a hook on its gradient"),
         (

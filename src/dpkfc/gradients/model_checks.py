@@ -40,8 +40,8 @@ def check_unchanged(
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
-                f"parameter '{name}' was replaced after the session was built; move, cast or adapt "
-                "the model before creating the optimizer and the session"
+                f"parameter '{name}' was replaced after the model was made private; move, cast or "
+                "adapt it before, and before the optimizer is created"
             )
     if finite:
         check_finite(layers)

@@ -39,7 +39,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.eager_mode import is_in_backward
 from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layers import Arguments, Keywords
-from dpkfc.gradients.model_checks import check_finite, refuse_gradient_hooks
+from dpkfc.gradients.model_checks import check_finite, check_unchanged
 from dpkfc.gradients.optimizer_step import check_optimizer, is_nested_step, register_first_post_hook
 from dpkfc.gradients.replica import Replica, replicate_variables
 from dpkfc.gradients.state import StateChangedError, erase_written
@@ -618,20 +618,13 @@ class PrivateStep:
             RuntimeError: a parameter or a shown setting was changed, by name.
             ValueError: a hook sees gradients.
         """
-        refuse_gradient_hooks(self.model)
-        trainable = trainable_tensors(self.model)
-        for name, parameter in self._parameters.items():
-            if trainable.get(name) is not parameter:
-                raise RuntimeError(
-                    f"parameter '{name}' was replaced or frozen after make_private; change the "
-                    "model before it"
-                )
+        check_unchanged(self.model, self.layers, self._parameters)
         members = list_group_members(self.optimizer.param_groups)
         stepped = {id(p) for p in members if p.requires_grad}
-        present = stepped.union(map(id, trainable.values()))
-        if not present.issubset(map(id, self._parameters.values())):
+        if not stepped.issubset(map(id, self._parameters.values())):
             raise RuntimeError(
-                "a parameter was unfrozen or added after make_private; make the model private again"
+                "the optimizer was given a parameter after make_private; make the model private"
+                " again"
             )
         for name in SHOWN:
             if getattr(self.optimizer, name) != getattr(self.plan, name):

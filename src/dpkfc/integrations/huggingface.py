@@ -39,7 +39,6 @@ from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
 from dpkfc.gradients.loss_state import make_stateless
-from dpkfc.gradients.model_checks import refuse_gradient_hooks
 from dpkfc.integrations._hf_checks import (
     check_arguments,
     check_kind,
@@ -387,7 +386,6 @@ class PrivateTrainer(CardWriter, Trainer):
                 self._event("on_epoch_begin")
             self._event("on_step_begin")
             set_training_mode(self)
-            refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
             self._event("on_optimizer_step")
             # Earlier losses belong to the check before the first step.

@@ -33,7 +33,6 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.gradients.loss_state import own_variables
-from dpkfc.gradients.model_checks import refuse_gradient_hooks
 from dpkfc.integrations._shared import (
     CardWriter,
     refuse_unreleased_steps,
@@ -345,7 +344,6 @@ class PrivateTraining(CardWriter, pl.Callback):
                 "the session draws the batches; call trainer.fit(module) without train_dataloaders"
                 " or datamodule, and give the dataset to PrivateTraining"
             )
-        refuse_gradient_hooks(module)
         trainer: Any = module.trainer
         losses = _make_loss(module)
         batch: Any = next(self._batches, None)
