@@ -88,9 +88,8 @@ results: $(TOOLS) ## refresh the tables in README.md and docs, and their picture
 	$(BIN)/python -m dpkfc_papers.studies.pages
 	$(BIN)/python benchmarks/tables.py
 
-stats: $(TOOLS) ## files, tokens, names and words of the source, and what one step enters
+stats: $(TOOLS) ## files, tokens, names and words of the source
 	$(BIN)/python benchmarks/stats.py
-	$(BIN)/python benchmarks/step_trace.py
 
 picture: $(STAMP) ## run the demo and put its comparison into the README
 	rm -rf runs/picture
