@@ -197,7 +197,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "checkpoint": partial(fill_table, "checkpoint"),
     "ranks": partial(fill_table, "scale_ranks", "ranks"),
     "opacus-script": partial(fill_table, "opacus_script"),
-    "phases": partial(fill_table, "phases"),
     "tracking": partial(fill_table, "tracking"),
     "correlated-noise": partial(fill_table, "correlated_noise"),
     "correlated-steps": correlated_steps,
