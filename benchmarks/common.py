@@ -9,7 +9,7 @@ import re
 import statistics
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +27,57 @@ from dpkfc_papers.studies.harness import (  # noqa: F401
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
+def models_parser(description: str | None) -> ArgumentParser:
+    """Return the options of a benchmark that measures models one by one."""
+    parser = make_parser(description)
+    parser.add_argument("--only", nargs="+", metavar="MODEL")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, nothing written")
+    return parser
+
+
 def measure_models(
-    parser: ArgumentParser,
-    argv: Sequence[str] | None,
-    default: Iterable[str],
+    options: Namespace,
+    default: Sequence[str],
     output: Path,
-    measure: Callable[[str, Any, Namespace], dict[str, Any] | None],
-) -> dict[str, Any]:
-    """Measure models one by one, write each as soon as it is there, and return all results.
+    measure: Callable[[str, Any, Namespace], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    part: str = "models",
+) -> int:
+    """Measure models one by one, write each as soon as it is there, and print the table.
 
     Args:
-        parser: with options of its own.
-        argv: the command line.
-        default: the models of a command line without `--only`.
+        options: of `models_parser`; a smoke run has two rounds.
+        default: the models of a command line without `--only`; a smoke run takes `smoke-cnn`.
         output: the file of results; a smoke run writes none.
-        measure: maps name, case and options to figures of a model, None for one left out.
+        measure: maps name, case and options to figures of a model.
+        table: of the results.
+        part: of the results.
     """
     import torch
 
     from models import cases
 
-    parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(default)})")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
-    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
+    options.rounds = 2 if options.smoke else options.rounds
     results: dict[str, Any] = {"models": {}} | ({} if options.smoke else read_json(output))
     known = cases(smoke=options.smoke)
-    if unknown := [name for name in options.only or () if name not in known]:
-        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
-    for name in options.only or (known if options.smoke else default):
+    chosen = options.only or (["smoke-cnn"] if options.smoke else default)
+    if unknown := [name for name in chosen if name not in known]:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
+    for name in chosen:
         case, before = known[name], load_average()
         print(f"{name}: {case.title}", file=sys.stderr, flush=True)
         found = measure(name, case, options)
-        if found is None:
-            continue
         entry = {"title": case.title, "batch_size": case.batch_size, "date": now()}
         entry |= {"load_before": before, "hardware": hardware(options.threads)}
-        results["models"][name] = entry | found
+        results.setdefault(part, {})[name] = entry | found
         results |= {"date": now(), "hardware": hardware(options.threads)}
         if not options.smoke:
             write_json(output, results)
-    return results
+    print(table(results), machine(results), sep="\n\n")
+    return 0
 
 
 def measure_once(

@@ -4,8 +4,7 @@ one run.
     python benchmarks/method_speed.py                    # both models (ten minutes, two idle cores)
     python benchmarks/method_speed.py --only mnist-cnn
     python benchmarks/method_speed.py --views            # 16 views an example, on WRN-16-4
-    python benchmarks/method_speed.py --views --device cuda  # the same on a GPU
-    python benchmarks/method_speed.py --smoke            # tiny models; prints, writes nothing
+    python benchmarks/method_speed.py --smoke            # a tiny model; prints, writes nothing
 
 All contenders take one step a round in shuffled order, as in speed.py; the figure is the median
 over rounds of the ratio within a round. Refreshes of a preconditioner are left out of the step and
@@ -17,23 +16,18 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import (
     RESULTS,
     compare_pairs,
-    hardware,
     judged,
-    load_average,
-    machine,
-    make_parser,
     markdown,
-    now,
-    read_json,
-    write_json,
+    measure_models,
+    models_parser,
 )
 from rounds import take_rounds
 
@@ -53,7 +47,7 @@ PAIRS: dict[str, tuple[str, float | None]] = {
 }
 GOALS_ON = {"DP-NGD": "wrn-16-4"}
 VIEWS, MICRO = 16, 64  # views of an example, and rows in memory at once: four examples
-VIEWS_GOALS = {"views": 1.5, "views on a card": 1.3}  # DP-NGD ÷ DP-SGD, both with so many views
+VIEWS_GOAL = 1.5  # DP-NGD ÷ DP-SGD, both with so many views
 
 
 def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
@@ -88,13 +82,6 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def make_view_contenders(setting: Any, views: int, micro: int) -> dict[str, Callable[[], Any]]:
-    """DP-SGD and DP-NGD whose examples count by the mean gradient of so many views."""
-    several = {"augmentations": views, "max_physical_batch_size": micro}
-    built = contenders(setting, **several)
-    return {name: built[name] for name in ("DP-SGD", "DP-NGD")}
-
-
 def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     from contenders import DELTA, NOISE, Contender
     from dpkfc.config import PrivacyConfig
@@ -117,12 +104,29 @@ def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     return Contender(step=step, close=session.close)
 
 
-def measure(
+def measure(_: str, case: Any, options: Namespace) -> dict[str, Any]:
+    """Return medians and ratios of every method on one model."""
+    bases = {name: base for name, (base, _) in PAIRS.items()}
+    return {"methods": time_methods(case, options.rounds, contenders, bases)}
+
+
+def measure_views(_: str, case: Any, options: Namespace) -> dict[str, Any]:
+    """Return the same of DP-SGD and DP-NGD, whose examples count by the mean of several views."""
+    views, micro = (2, 4) if options.smoke else (VIEWS, MICRO)
+
+    def pick(setting: Any) -> dict[str, Callable[[], Any]]:
+        built = contenders(setting, augmentations=views, max_physical_batch_size=micro)
+        return {name: built[name] for name in ("DP-SGD", "DP-NGD")}
+
+    found = time_methods(case, options.rounds, pick, {"DP-NGD": "DP-SGD"})
+    return {"methods": found, "augmentations": views, "micro_batch": micro}
+
+
+def time_methods(
     case: Any,
     rounds: int,
     pick: Callable[[Any], dict[str, Callable[[], Any]]],
     bases: Mapping[str, str],
-    device: str = "cpu",
 ) -> dict[str, Any]:
     """Medians and ratios of one model; `first_ms` is the first step, the building of the
     preconditioner included.
@@ -132,18 +136,17 @@ def measure(
         rounds: steps of each contender.
         pick: maps the setting of the model to what builds each contender.
         bases: contender to the one that it is compared with.
-        device: where.
     """
     from contenders import setting_for, time_call
 
     live: dict[str, Any] = {}
     first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, build in pick(setting_for(case, Path(folder), device)).items():
+        for name, build in pick(setting_for(case, Path(folder))).items():
             live[name] = build()
-            first[name] = time_call(live[name].step, device)[0]
+            first[name] = time_call(live[name].step)[0]
             live[name].step()
-        taken = take_rounds(live, rounds, lambda own: time_call(own.step, device)[0])
+        taken = take_rounds(live, rounds, lambda own: time_call(own.step)[0])
     seconds = {name: list(own.values()) for name, own in taken.items()}
     found: dict[str, Any] = {
         name: {
@@ -161,122 +164,41 @@ def table(results: dict[str, Any], only: Sequence[str] = tuple(PAIRS)) -> str:
     """One row a method, one column a model; the pair with views has a row in any case, as it is
     owed.
     """
-    models = {
-        name: entry
-        for part in (*VIEWS_GOALS, "models")
-        for name, entry in results.get(part, {}).items()
-    }
-    models = {name: models[name] for name in (*results["models"], *models)}
+    models, views = results["models"], results.get("views", {})
+    known = {**models, **{name: entry for name, entry in views.items() if name not in models}}
     rows = []
     for name in only:
         base, goal = PAIRS[name]
-        goals = {
-            m: goal if GOALS_ON.get(name, m) == m and not m.startswith("smoke-") else None
-            for m in models
-        }
-        rows.append([name, base, *_cells(results, "models", models, name, goals)])
-    rows = [row for row in rows if set(row[2:]) != {"–"}]
-    for part, goal in VIEWS_GOALS.items() if "DP-NGD" in only else ():
-        cells = _cells(
-            results, part, models, "DP-NGD", {m: goal for m in models if m.startswith("wrn-16-4")}
-        )
-        views = next((entry["augmentations"] for entry in results.get(part, {}).values()), VIEWS)
-        if part == "views" or set(cells) != {"–"}:
-            where = part.removeprefix("views")
-            rows.append(
-                [
-                    f"DP-NGD, {views} views of each example{where}",
-                    f"DP-SGD, {views} views{where}",
-                    *cells,
-                ]
-            )
-    heads = [f"{entry['title']} (batch {entry['batch_size']})" for entry in models.values()]
+        cells = [
+            _cell(models.get(model), name, goal if GOALS_ON.get(name, model) == model else None)
+            for model in known
+        ]
+        rows.append([name, base, *cells])
+    if "DP-NGD" in only:
+        cells = [_cell(views.get(model), "DP-NGD", VIEWS_GOAL) for model in known]
+        rows.append([f"DP-NGD, {VIEWS} views of each example", f"DP-SGD, {VIEWS} views", *cells])
+    heads = [f"{entry['title']} (batch {entry['batch_size']})" for entry in known.values()]
     return markdown(["a step of", "over a step of", *heads], rows)
 
 
-def _cells(
-    results: Mapping[str, Any],
-    part: str,
-    models: Sequence[str],
-    method: str,
-    goals: Mapping[str, float | None],
-) -> list[str]:
-    found = {model: entry["methods"].get(method) for model, entry in results.get(part, {}).items()}
-    return [_cell(found.get(model), goals.get(model)) for model in models]
-
-
-def _cell(found: Mapping[str, Any] | None, goal: float | None) -> str:
-    return "–" if found is None else judged(found["ratio"], goal, found["quartiles"])
+def _cell(entry: Mapping[str, Any] | None, method: str, goal: float | None) -> str:
+    if entry is None:
+        return "–"
+    found = entry["methods"][method]
+    return judged(found["ratio"], goal, found["quartiles"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--only", action="append", metavar="MODEL")
+    parser = models_parser(__doc__)
     parser.add_argument(
         "--views",
         action="store_true",
         help=f"DP-NGD and DP-SGD with {VIEWS} views an example instead of all",
     )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        help="cuda: with --views, kept apart in the results (default: cpu)",
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--smoke", action="store_true")
-    arguments = parser.parse_args(argv)
-    if arguments.device != "cpu" and not arguments.views:
-        parser.error("--device is for --views: the other pairs are measured on the CPU")
-    import torch
-
-    from models import cases
-
-    torch.set_num_threads(arguments.threads)
-    on_card = arguments.device != "cpu"
-    known = cases(smoke=arguments.smoke, card=on_card)
-    usual = (
-        [f"wrn-16-4-views-{VIEWS}" if on_card else "wrn-16-4"]
-        if arguments.views
-        else ["mnist-cnn", "wrn-16-4"]
-    )
-    chosen = arguments.only or (["smoke-cnn"] if arguments.smoke else usual)
-    if unknown := [name for name in chosen if name not in known]:
-        parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
-    results: dict[str, Any] = {"models": {}} | ({} if arguments.smoke else read_json(OUTPUT))
-    part = ("views on a card" if on_card else "views") if arguments.views else "models"
-    views, micro = (2, 4) if arguments.smoke else (VIEWS, MICRO)
-    several = {"augmentations": views, "micro_batch": micro} if arguments.views else {}
-    bases = (
-        {"DP-NGD": "DP-SGD"}
-        if arguments.views
-        else {name: base for name, (base, _) in PAIRS.items()}
-    )
-    for name in chosen:
-        case, load = known[name], load_average()
-        several |= {"micro_batch": case.micro_batch or micro} if several else {}
-        pick = (
-            partial(make_view_contenders, views=views, micro=several["micro_batch"])
-            if several
-            else contenders
-        )
-        found = measure(
-            case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device
-        )
-        entry = {
-            "title": case.title,
-            "batch_size": case.batch_size,
-            "date": now(),
-            "load_before": load,
-            "hardware": hardware(arguments.threads, arguments.device),
-            "methods": found,
-        }
-        results.setdefault(part, {})[name] = entry | several
-        results |= {"date": now(), "hardware": hardware(arguments.threads)}
-        if not arguments.smoke:
-            write_json(OUTPUT, results)
-    print(table(results), machine(results), sep="\n\n")
-    return 0
+    options = parser.parse_args(argv)
+    if options.views:
+        return measure_models(options, ["wrn-16-4"], OUTPUT, measure_views, table, "views")
+    return measure_models(options, ["mnist-cnn", "wrn-16-4"], OUTPUT, measure, table)
 
 
 if __name__ == "__main__":

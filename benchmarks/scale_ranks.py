@@ -14,24 +14,19 @@ from __future__ import annotations
 
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from common import (
     RESULTS,
     compare_pairs,
-    hardware,
     judged,
-    load_average,
-    machine,
-    make_parser,
     markdown,
-    now,
-    read_json,
+    measure_models,
+    models_parser,
     summary,
-    write_json,
 )
 from processes import seconds, start_processes
 
@@ -55,20 +50,21 @@ def make_case(name: str, smoke: bool) -> tuple[Any, Any]:
     return case, KFAC(probe=case.probe(), probe_size=case.probe_size, every=10_000, sides="both")
 
 
-def measure(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
+def measure(name: str, case: Any, options: Namespace) -> dict[str, Any]:
     """Medians and ratios of one model."""
     taken: dict[str, dict[str, list[float]]] = {
         what: {way: [] for way in WAYS} for what in ("step", "refresh")
     }
     order = random.Random(0)
-    with start_processes(WAYS, partial(make_case, name, smoke)) as pipes:
-        for i in range(-2, rounds):
+    with start_processes(WAYS, partial(make_case, name, options.smoke)) as pipes:
+        for i in range(-2, options.rounds):
             for way in order.sample(list(WAYS), len(WAYS)):
                 for what in ("step", "refresh") if i % 5 == 0 else ("step",):
                     found = seconds(pipes[way], what)
                     if i >= 0:
                         taken[what][way].append(found)
-    return {what: _compare(of) for what, of in taken.items()}
+    found = {what: _compare(of) for what, of in taken.items()}
+    return {"probe_size": case.probe_size, **found}
 
 
 def _compare(taken: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -106,36 +102,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--only", action="append", metavar="MODEL")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    args = parser.parse_args(argv)
-    from models import cases
-
-    known = cases(smoke=args.smoke)
-    names = args.only or (["smoke-mlp"] if args.smoke else list(MODELS))
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
-    results: dict[str, Any] = {"models": {}} | ({} if args.smoke else read_json(args.output))
-    for name in names:
-        case = known[name]
-        entry = {
-            "title": case.title,
-            "batch_size": case.batch_size,
-            "probe_size": case.probe_size,
-            "date": now(),
-        }
-        entry |= {"load_before": load_average(), "hardware": hardware(2)}
-        results["models"][name] = entry | measure(
-            name, 3 if args.smoke else args.rounds, args.smoke
-        )
-        results |= {"date": now(), "hardware": hardware(2)}
-        if not args.smoke:
-            write_json(args.output, results)
-    print(table(results), machine(results), sep="\n\n")
-    return 0
+    options = models_parser(__doc__).parse_args(argv)
+    return measure_models(options, MODELS, OUTPUT, measure, table)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,14 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from common import (
-    RESULTS,
-    machine,
-    make_parser,
-    markdown,
-    measure_models,
-)
+from common import RESULTS, markdown, measure_models, models_parser
 
 OUTPUT = RESULTS / "tracking.json"
-ROUNDS = {"mnist-cnn": 40, "encoder-256": 25, "encoder-512": 10, "wrn-16-4": 8, "bert-base": 2}
+MODELS = ("mnist-cnn", "encoder-256", "encoder-512", "wrn-16-4", "bert-base")
 
 
 def session_for(case: Any, steps: int) -> Any:
@@ -81,10 +76,11 @@ def tracking_seconds(case: Any, model: Any, rounds: int) -> float:
     return statistics.median(added[1:])
 
 
-def measure(case: Any, rounds: int) -> dict[str, float]:
+def measure(_: str, case: Any, options: Namespace) -> dict[str, float]:
     """Return milliseconds and ratios of one model."""
     from dpkfc.tracking.states import Unknown
 
+    rounds = options.rounds
     session = session_for(case, 4 * rounds + 8)
     first, *steady = steps_of(case, session, rounds + 1)
     step = statistics.median(steady)
@@ -122,15 +118,8 @@ def table(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the models that were asked for."""
-
-    def shares(name: str, case: Any, options: Any) -> dict[str, Any] | None:
-        if case.views > 1 or case.augment is not None:
-            return None
-        return measure(case, 2 if options.smoke else ROUNDS[name])
-
-    results = measure_models(make_parser(__doc__), argv, ROUNDS, OUTPUT, shares)
-    print(table(results), machine(results), sep="\n\n")
-    return 0
+    options = models_parser(__doc__).parse_args(argv)
+    return measure_models(options, MODELS, OUTPUT, measure, table)
 
 
 if __name__ == "__main__":

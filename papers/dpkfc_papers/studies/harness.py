@@ -101,7 +101,6 @@ PARTS = {
     "kept": " with freed memory kept",
     "card": " on a card",
     "views": " with views",
-    "views on a card": " with views on a card",
 }
 
 
