@@ -75,7 +75,7 @@ bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each me
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/tables.py
 
-bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions, rank and processes, then refresh the tables
+bench-scale: $(TOOLS) ## how a step grows with width, depth, batch, positions and rank, and on two processes, then refresh the tables
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/scale_ranks.py
 	$(BIN)/python benchmarks/tables.py

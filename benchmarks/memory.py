@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +21,17 @@ LATER = 4  # steps after the first
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-@contextmanager
-def give_back_memory() -> Iterator[None]:
-    """Processes that are started in here give freed memory back at once."""
-    before = {name: os.environ.get(name) for name in GIVEN_BACK}
-    os.environ |= GIVEN_BACK
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ |= {} if value is None else {name: value}
-
-
 def run_alone(command: Sequence[str]) -> dict[str, Any]:
     """What a script prints as JSON in its last line, from a process of its own; `not_available`
     with the reason if it fails.
     """
-    with give_back_memory():
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False
-        )
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **GIVEN_BACK},
+    )
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     return {

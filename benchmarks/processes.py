@@ -27,7 +27,7 @@ def start_processes(
         make: what they train.
 
     Yields:
-        Name to the pipes of its processes; see `ask`.
+        Name to the pipes of its processes; see `seconds`.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -60,24 +60,14 @@ def start_processes(
                 process.join()
 
 
-def ask(pipes: list[Any], what: str) -> list[Any]:
-    """Have all processes of a way do something; what they answer.
-
-    Args:
-        pipes: of the way.
-        what: `step`; `refresh`, of the preconditioner; `watch`, which forgets the peak of memory;
-            `peak`, in MiB above the start.
-    """
-    for pipe in pipes:
-        pipe.send(what)
-    return [pipe.recv() for pipe in pipes]
-
-
 def seconds(pipes: list[Any], what: str) -> float:
-    """How long all processes of a way take together."""
+    """How long all processes of a way take together for a `step`, or a `refresh` of K-FAC."""
     time.sleep(0.02)  # idle threads of the one before have stopped spinning
     start = time.perf_counter()
-    ask(pipes, what)
+    for pipe in pipes:
+        pipe.send(what)
+    for pipe in pipes:
+        pipe.recv()
     return time.perf_counter() - start
 
 
@@ -88,7 +78,6 @@ def _worker(
     import torch
     import torch.distributed as dist
 
-    from common import MemoryWatch
     from memory import wake_libraries
 
     torch.set_num_threads(threads)
@@ -98,22 +87,16 @@ def _worker(
         )
     session, batches, loss_fn = _session(*make(), Path(folder), way)
     wake_libraries("cpu")
-    watch, done = MemoryWatch(), [0]
+    done = 0
 
-    def refresh() -> None:
-        done[0] += 1
-        session._pipeline.preconditioning.refresh(10_000 * done[0])  # a step at which it is due
-
-    work = {
-        "step": lambda: session.step(next(batches), loss_fn),
-        "refresh": refresh,
-        "watch": watch.reset,
-        "peak": watch.peak,
-    }
     pipe.send("ready")
     while (what := pipe.recv()) != "stop":
-        answer = work[what]()
-        pipe.send(answer if what == "peak" else what)
+        if what == "step":
+            session.step(next(batches), loss_fn)
+        else:
+            done += 1
+            session._pipeline.preconditioning.refresh(10_000 * done)  # a step at which it is due
+        pipe.send(what)
     session.close()
     if world > 1:
         dist.destroy_process_group()

@@ -1,5 +1,5 @@
-"""How the cost of a step grows: width, depth, batch, positions, rank and processes, each alone,
-with slopes of log-log lines.
+"""How the cost of a step grows: width, depth, batch, positions and rank, each alone, with slopes
+of log-log lines.
 
     python benchmarks/scale.py                # every axis (a quarter of an hour)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
@@ -18,12 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -42,9 +40,9 @@ from common import (
     write_json,
 )
 from dpkfc_papers.studies.harness import finish, sheet
-from memory import LATER, give_back_memory, peaks, run_alone
-from processes import ask, seconds, start_processes
-from stack import Point, case_of, contender_of, kfac_of
+from memory import peaks, run_alone
+from rounds import take_rounds
+from stack import Point, case_of, contender_of
 
 OUTPUT = RESULTS / "scale.json"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "scale.png"
@@ -65,18 +63,12 @@ LOOKS = {
 PAIRS = (("dp_sgd", "plain"), ("dp_kfc", "dp_sgd"))
 
 
-def worlds(cores: int) -> tuple[int, ...]:
-    """1, 2, and doubled on while there is a core for each process."""
-    return tuple(2**i for i in range(max(2, cores.bit_length())))
-
-
 AXES: dict[str, tuple[int, ...]] = {
     "width": (256, 512, 1024, 2048),
     "depth": (2, 4, 8, 16),
     "batch": (8, 16, 32, 64),
     "positions": (32, 64, 128, 256),
     "rank": (16, 32, 64, 128),
-    "processes": worlds(os.cpu_count() or 1),
 }
 SMOKE: dict[str, tuple[int, ...]] = {
     "width": (16, 32),
@@ -84,9 +76,8 @@ SMOKE: dict[str, tuple[int, ...]] = {
     "batch": (2, 4),
     "positions": (4, 8),
     "rank": (2, 4),
-    "processes": (1, 2),
 }
-_ALL, _STEPS = (*CONTENDERS, "refresh"), ("dp_sgd", "dp_kfc")
+_ALL = (*CONTENDERS, "refresh")
 # axis: what: exponent of the dearest term, of time and of memory
 EXPECTED: dict[str, dict[str, float]] = {
     "width": dict.fromkeys(_ALL, 2.0),
@@ -94,7 +85,6 @@ EXPECTED: dict[str, dict[str, float]] = {
     "batch": {**dict.fromkeys(CONTENDERS, 1.0), "refresh": 0.0},
     "positions": dict.fromkeys(_ALL, 1.0),
     "rank": dict.fromkeys(_ALL, 0.0),
-    "processes": dict.fromkeys((*_STEPS, "refresh"), -1.0),
 }
 MEMORY: dict[str, dict[str, float]] = {
     **EXPECTED,
@@ -108,69 +98,33 @@ def measure(point: Point, rounds: int) -> dict[str, Any]:
     """
     import contenders
 
+    def step(own: Any) -> float:
+        return contenders.time_call(own.step)[0]
+
     with tempfile.TemporaryDirectory() as folder:
         setting = contenders.setting_for(case_of(point), Path(folder))
         live = {name: contender_of(name, point, setting) for name in CONTENDERS}
-        taken: dict[str, list[float]] = {name: [] for name in live}
-        order = random.Random(0)
-        for number in range(2 + rounds):
-            for name in order.sample(list(live), len(live)):
-                found = contenders.time_call(live[name].step)[0]
-                if number >= 2:
-                    taken[name].append(found)
-        taken["refresh"] = [contenders.time_call(live["dp_kfc"].refresh)[0] for _ in range(3)]
-        for contender in live.values():
-            contender.close()
-    return _medians(taken)
-
-
-def _medians(taken: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    ratios = {
-        f"{a} / {b}": compare_pairs(taken[a], taken[b])
-        for a, b in PAIRS
-        if a in taken and b in taken
-    }
+        step(live["dp_kfc"])
+        refreshes = [contenders.time_call(live["dp_kfc"].refresh)[0] for _ in range(3)]
+        taken = {
+            name: list(own.values()) for name, own in take_rounds(live, rounds, step, 2).items()
+        }
+    ratios = {f"{a} / {b}": compare_pairs(taken[a], taken[b]) for a, b in PAIRS}
+    medians = {name: statistics.median(x) for name, x in {**taken, "refresh": refreshes}.items()}
     return {
-        "milliseconds": {name: round(1e3 * statistics.median(x), 3) for name, x in taken.items()},
+        "milliseconds": {name: round(1e3 * x, 3) for name, x in medians.items()},
         "ratios": ratios,
     }
-
-
-def make_case(point: Point, private_only: bool) -> tuple[Any, Any]:
-    """What each of several processes trains: the stack, with DP-SGD alone or with DP-KFC."""
-    case = case_of(point)
-    return case, None if private_only else kfac_of(point, case)
-
-
-def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
-    """The same of one logical batch on so many processes of one thread each; nothing without
-    privacy.
-    """
-    way, order = {"": (point.processes, 1)}, random.Random(0)
-    taken: dict[str, list[float]] = {name: [] for name in _STEPS}
-    with (
-        start_processes(way, partial(make_case, point, True)) as plain,
-        start_processes(way, partial(make_case, point, False)) as whitened,
-    ):
-        pipes = {"dp_sgd": plain[""], "dp_kfc": whitened[""]}
-        for number in range(2 + rounds):
-            for name in order.sample(_STEPS, len(_STEPS)):
-                found = seconds(pipes[name], "step")
-                if number >= 2:
-                    taken[name].append(found)
-        taken["refresh"] = [seconds(pipes["dp_kfc"], "refresh") for _ in range(3)]
-    return _medians(taken)
 
 
 def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
     """Peaks of one contender: of a step without a refresh and, of DP-KFC, of a refresh."""
     point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
-    return _name_figures(
-        name,
-        _run_alone(
-            "--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)
-        ),
+    found = _run_alone(
+        "--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)
     )
+    refreshed = {"refresh": found["refresh_mib"]} if "refresh_mib" in found else {}
+    return {name: found["step_mib"], **refreshed}
 
 
 @cache
@@ -179,30 +133,6 @@ def _run_alone(*given: str) -> dict[str, Any]:
     if "not_available" in found:
         raise RuntimeError(f"{' '.join(given)}: {found['not_available']}")
     return found
-
-
-def _name_figures(name: str, found: Mapping[str, float]) -> dict[str, float]:
-    return {name: found["step_mib"]} | (
-        {"refresh": found["refresh_mib"]} if "refresh_mib" in found else {}
-    )
-
-
-def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
-    """The same of the process that takes most."""
-    found = {}
-    with (
-        give_back_memory(),
-        start_processes(
-            {"": (point.processes, 1)}, partial(make_case, point, name == "dp_sgd")
-        ) as pipes,
-    ):
-        for _ in range(1 + LATER):
-            ask(pipes[""], "step")
-        for what in ("step", "refresh") if name == "dp_kfc" else ("step",):
-            ask(pipes[""], "watch")
-            ask(pipes[""], what)
-            found[f"{what}_mib"] = max(ask(pipes[""], "peak"))
-    return _name_figures(name, found)
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -215,16 +145,10 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     )
 
 
-def peaks_at(axis: str, point: Point, timed: Collection[str], threads: int) -> dict[str, float]:
-    """Peaks of every contender that was timed at a point."""
-    peaks_of = (
-        mebibytes_of_processes if axis == "processes" else partial(mebibytes, threads=threads)
-    )
+def peaks_at(point: Point, threads: int) -> dict[str, float]:
+    """Peaks of every contender at a point."""
     return {
-        what: mib
-        for name in CONTENDERS
-        if name in timed
-        for what, mib in peaks_of(name, point).items()
+        what: mib for name in CONTENDERS for what, mib in mebibytes(name, point, threads).items()
     }
 
 
@@ -233,7 +157,7 @@ def add_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, 
     columns: dict[str, list[float]] = {}
     for size in before["sizes"]:
         point = replace(Point(**before["base"]), **{axis: size})
-        for what, mib in peaks_at(axis, point, before["milliseconds"], threads).items():
+        for what, mib in peaks_at(point, threads).items():
             columns.setdefault(what, []).append(mib)
         print(f"{axis} {size}: memory", file=sys.stderr)
     return {
@@ -250,8 +174,8 @@ def sweep(
     columns: dict[str, dict[str, list[Any]]] = {"milliseconds": {}, "ratios": {}, "mebibytes": {}}
     for size in sizes:
         point = replace(base, **{axis: size})
-        found = (measure_processes if axis == "processes" else measure)(point, rounds)
-        found["mebibytes"] = peaks_at(axis, point, found["milliseconds"], threads) if memory else {}
+        found = measure(point, rounds)
+        found["mebibytes"] = peaks_at(point, threads) if memory else {}
         for kind, of in found.items():
             for name, value in of.items():
                 columns[kind].setdefault(name, []).append(value)
@@ -260,7 +184,7 @@ def sweep(
     where = {
         "date": now(),
         "load_before": load_average(),
-        "hardware": hardware(1 if axis == "processes" else threads),
+        "hardware": hardware(threads),
     }
     return {
         **where,
@@ -306,15 +230,9 @@ def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: floa
 
 
 def _ends(found: Mapping[str, Any], top: str, bottom: str) -> str:
-    """The ratio at both ends of an axis; older results have the ratio of the medians, marked with
-    °.
-    """
-    if ratios := found.get("ratios", {}).get(f"{top} / {bottom}"):
-        return " … ".join(f"{ratio['ratio']:.2f}" for ratio in (ratios[0], ratios[-1]))
-    times = found.get("milliseconds", {})
-    if top not in times or bottom not in times:
-        return "–"
-    return " … ".join(f"{times[top][end] / times[bottom][end]:.2f}" for end in (0, -1)) + "°"
+    """The ratio at both ends of an axis."""
+    ratios = found.get("ratios", {}).get(f"{top} / {bottom}")
+    return " … ".join(f"{ratios[end]['ratio']:.2f}" for end in (0, -1)) if ratios else "–"
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

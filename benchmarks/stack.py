@@ -10,16 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size: width d, depth L, batch B, positions T, rank k of the low-rank sides, processes
-    R.
-    """
+    """One size: width d, depth L, batch B, positions T, rank k of the low-rank sides."""
 
     width: int = 512
     depth: int = 4
     batch: int = 16
     positions: int = 64
     rank: int = 64
-    processes: int = 1
 
 
 def case_of(point: Point) -> Any:

@@ -108,9 +108,7 @@ def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path):
 @pytest.mark.bench
 def test_the_growth_of_a_step_is_measured_along_every_axis():
     times, memory = scale("--no-memory")
-    assert (
-        list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
-    )
+    assert list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank"]
     assert all(row["from … to"] != "–" for row in times.values())
     assert all(row["from … to"] == "–" for row in memory.values())
     refresh = next(name for name in times["rank"] if name.startswith("one refresh"))
@@ -120,7 +118,6 @@ def test_the_growth_of_a_step_is_measured_along_every_axis():
         "0.0)",
         "1.0)",
         "0.0)",
-        "-1.0)",
     ]
 
 
