@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grad_value_
+from torch.overrides import _get_current_function_mode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader
 
@@ -104,15 +106,31 @@ def test_a_clip_of_gradient_values_before_the_step_is_refused_and_works_after_it
     other(torch.ones(1, 2)).backward()
     batch = next(iter(batches))
     backward(model, batch)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    nn.utils.clip_grad_value_(other.parameters(), 0.5)
+    with pytest.warns(UserWarning, match="before optimizer.step.* leave out clip_grad_norm_"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_value_(other.parameters(), 0.5)
     assert torch.equal(other.weight.grad, torch.full((1, 2), 0.5))
     with pytest.raises(ValueError, match="clip_grad_value_ finds no gradient.* leave it out"):
-        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        clip_grad_value_(model.parameters(), 1.0)
     assert engine.ledger.count == 0
     optimizer.step()
     nn.utils.clip_grad_value_(model.parameters(), 1.0)
     assert all(p.grad.abs().max() <= 1 for p in model.parameters())
+
+
+def test_a_gradient_that_is_read_before_the_step_is_none_with_one_clear_line():
+    engine, model, optimizer, batches = private()
+    other = nn.Linear(2, 1)
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        backward(model, batch)
+        assert other.weight.grad is None
+        if number == 0:
+            with pytest.warns(UserWarning, match="p.grad is None before optimizer.step"):
+                assert all(p.grad is None for p in model.parameters())
+        optimizer.step()
+        assert all(p.grad is not None for p in model.parameters())
+    assert _get_current_function_mode() is None and engine.ledger.count == number + 1
 
 
 class SharpnessAware(torch.optim.SGD):

@@ -15,6 +15,8 @@ import inspect
 import math
 import textwrap
 import threading
+import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -159,7 +161,7 @@ class _Inputs:
 # mode cannot leave its stack from inside of a function that it has intercepted.
 _FOLLOWED: weakref.WeakSet[BatchRecording] = weakref.WeakSet()
 _TORCH_BACKWARD = Tensor.backward
-_TORCH_CLIP = nn.utils.clip_grad_value_
+_VALUE_CLIP = inspect.unwrap(nn.utils.clip_grad_value_).__code__
 
 
 @wraps(_TORCH_BACKWARD)
@@ -181,26 +183,9 @@ def _take_over_backward(
     _TORCH_BACKWARD(self, gradient, retain_graph, create_graph, inputs)
 
 
-@wraps(_TORCH_CLIP)
-def _refuse_value_clip(parameters: Any, *args: Any, **kwargs: Any) -> None:
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    for recording in list(_FOLLOWED):
-        own = set(map(id, recording.model.parameters()))
-        if all(id(p) in own and p.grad is None for p in given):
-            raise ValueError(
-                "clip_grad_value_ finds no gradient before optimizer.step(), which adds noise;"
-                " leave it out: max_grad_norm= of make_private clips every example"
-            )
-    _TORCH_CLIP(given, *args, **kwargs)
-
-
 def _replace_functions() -> None:
-    """Put the functions above into torch while a recording needs them, and torch's own otherwise.
-
-    torch's `clip_grad_value_` fails without naming a cause where no parameter has a gradient.
-    """
+    """Put the function above into torch while a recording needs it, and torch's own otherwise."""
     Tensor.backward = _take_over_backward if _FOLLOWED else _TORCH_BACKWARD  # type: ignore[method-assign]
-    nn.utils.clip_grad_value_ = _refuse_value_clip if _FOLLOWED else _TORCH_CLIP
 
 
 class _PublicDivisors(TorchFunctionMode):
@@ -227,6 +212,38 @@ class _PublicDivisors(TorchFunctionMode):
                 "the model takes no empty batch, which sampling may draw; write before it: if"
                 " len(y) == 0: optimizer.step(); continue"
             ) from error
+
+
+class _EarlyReads(TorchFunctionMode):
+    """Says why `p.grad` is None between `loss.backward()` and `optimizer.step()`.
+
+    torch's `clip_grad_value_` fails without naming a cause where no parameter has a gradient.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._own = set(map(id, model.parameters()))
+        self.is_on = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of torch."""
+        result = func(*args, **(kwargs or {}))
+        is_read = self.is_on and func == Tensor.grad.__get__
+        if is_read and result is None and id(args[0]) in self._own:
+            # A comprehension has a frame of its own in Python 3.11.
+            readers = islice(traceback.walk_stack(None), 4)
+            if any(frame.f_code is _VALUE_CLIP for frame, _ in readers):
+                raise ValueError(
+                    "clip_grad_value_ finds no gradient before optimizer.step(), which adds noise;"
+                    " leave it out: max_grad_norm= of make_private clips every example"
+                )
+            warnings.warn(
+                "p.grad is None before optimizer.step(), which adds noise: read it after the step,"
+                " and leave out clip_grad_norm_, since max_grad_norm= clips every example",
+                UserWarning,
+                stacklevel=2,
+            )
+        return result
 
 
 _CLASS_LOSSES = {loss: inspect.signature(loss) for loss in (F.cross_entropy, F.nll_loss)}
@@ -538,6 +555,7 @@ class BatchRecording:
             self.passes = 0  # a refused batch is not stepped
             self.end()
             raise
+        self.modes = ScriptModes(self, [_EarlyReads(self.model)])
         return True
 
     def check_enabled(self) -> None:

@@ -427,6 +427,8 @@ class PrivateStep:
         """
         if is_nested_step(optimizer):
             return
+        if self._recording is not None:
+            self._recording.modes.end()
         untracked = self._untracked_gradients()
         self._clear_gradients()
         self._is_running_model = True  # the fallback runs the model again
