@@ -16,6 +16,7 @@ from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
+from dpkfc.app.owndata.tables import read_parts
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
 from tests.app.own_files import TEXT_SCHEMA, write_images, write_texts
@@ -172,6 +173,22 @@ def test_a_file_without_records_is_one_error(tmp_path, content, message):
     path.write_text(content, "utf-8")
     with pytest.raises(DatasetError, match=message):
         encode_texts(path, read_schema(schema))
+
+
+@pytest.mark.parametrize("form", ["", '[columns.note]\nkind = "text"\n'])
+@pytest.mark.parametrize("stored, stated", [("utf-16", "utf-8"), ("utf-8", "cp1252")])
+def test_json_lines_in_another_encoding_are_refused_whatever_they_hold(
+    tmp_path, stored, stated, form
+):
+    path, schema = tmp_path / "notes.jsonl", tmp_path / "notes.toml"
+    stated_form = f'encoding = "{stated}"\ntarget = "code"\nclasses = ["0", "1"]\n'
+    schema.write_text(stated_form + (form or '[text]\nkey = "note"\n'), "utf-8")
+    path.write_text('{"note": "bäd", "code": "1"}\n', stored)
+    with pytest.raises(DatasetError, match="notes.jsonl: JSON lines are read as UTF-8, not as"):
+        if form:
+            next(read_parts(path, ["note"], read_schema(schema)))
+        else:
+            encode_texts(path, read_schema(schema))
 
 
 @pytest.mark.parametrize("content", ['[1]\n{"note"\n', '\n{"code": "1"}\n{}', '{"note": ""}\n[]'])

@@ -292,7 +292,7 @@ def encode_texts(path: Path, schema: Schema) -> Records:
     counts: Counter[tuple[str, str]] = Counter({("empty", "texts"): 0, ("unreadable", "lines"): 0})
     with open_file(path) as file:
         digest = hash_file(file)
-        for lines in read_lines(file):
+        for lines in read_lines(file, schema.encoding):
             objects = [parse_line(line) for _, line in lines]
             texts = [text_of(value_at(entry, schema.text.key)) or "" for entry in objects]
             targets = [text_of(value_at(entry, schema.target), decimal) for entry in objects]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from typing import IO, Any
 
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.cells import is_unicode, number_text
 
 Entry = dict[str, Any]
@@ -13,10 +15,22 @@ Entry = dict[str, Any]
 _LINES = 1 << 12
 
 
-def read_lines(file: IO[bytes]) -> Iterator[list[tuple[int, str]]]:
-    """Yield the lines that are not empty, with their numbers."""
+def read_lines(file: IO[bytes], encoding: str) -> Iterator[list[tuple[int, str]]]:
+    """Yield the lines that are not empty, with their numbers.
+
+    Raises:
+        DatasetError: the schema states another encoding than UTF-8, or the file begins with the
+            mark of UTF-16, which is not a part of any record.
+    """
     lines = []
     for number, content in enumerate(file, start=1):
+        if number == 1:
+            has_mark = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            name = "utf-16" if has_mark else codecs.lookup(encoding).name
+            if name != "utf-8":
+                raise DatasetError(
+                    f"{file.name}: JSON lines are read as UTF-8, not as {name}; save it as UTF-8"
+                )
         # Bytes that are not UTF-8 become lone surrogates; valid UTF-8 has no lone surrogate.
         encoding = "utf-8-sig" if number == 1 else "utf-8"
         line = content.decode(encoding, "surrogateescape")

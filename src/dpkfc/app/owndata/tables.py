@@ -154,7 +154,7 @@ def read_parts(
 
 def _json_parts(file: IO[bytes], names: Sequence[str], schema: Schema) -> Iterator[Table]:
     """Yield values of JSON lines as texts. A key that a line lacks is a missing value."""
-    for lines in read_lines(file):
+    for lines in read_lines(file, schema.encoding):
         entries = [parse_line(line) for _, line in lines]
         columns = {}
         for name in names:
