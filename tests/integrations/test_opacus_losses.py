@@ -6,6 +6,7 @@ import gc
 import weakref
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -86,9 +87,28 @@ def weigh_by_numpy(out, y):
     return (F.cross_entropy(out, y, reduction="none") * torch.from_numpy(1.0 * y.numpy())).mean()
 
 
+def weigh_by_counts(out, y):
+    counts = np.bincount(y.numpy(), minlength=3)
+    return (
+        F.cross_entropy(out, y, reduction="none") * torch.as_tensor(1.0 / (1 + counts))[y]
+    ).mean()
+
+
+def divide_by_its_value(out, y):
+    loss = F.cross_entropy(out, y)
+    return loss / loss.item()
+
+
+def centre_by_a_number(out, y):
+    return F.cross_entropy(out - out.mean().item() * torch.arange(3.0), y)
+
+
 @pytest.mark.parametrize(
     "loss, match",
     [
+        (weigh_by_counts, r"torch.as_tensor, .*; read values after loss.backward\(\)"),
+        (divide_by_its_value, "aten.div.Tensor, it computes with a number read of the examples"),
+        (centre_by_a_number, "aten.mul.Tensor, it computes with a number read of the examples"),
         (weigh_classes, r"class weights .*; write reduction='none', then mean\(\)"),
         (ignore_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
         (weigh_by_numpy, r"lift_fresh.*; reduce losses by mean\(\) or sum\(\)"),
@@ -148,11 +168,40 @@ def test_a_model_that_is_not_proved_gives_the_same_step(verify):
     assert len(batch[0]) > 2
     backward(model, batch)
     assert all(p.grad is None for p in model.parameters())
+    assert not _get_current_dispatch_mode_stack()
+    stacks = []
     # Nothing that follows is of interest: the step runs without modes.
-    assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+    optimizer.register_step_post_hook(lambda *_: stacks.extend(_get_current_function_mode_stack()))
     optimizer.step()
+    assert not stacks
     expected = 0.1 * clipped_sum(OneByOne(), batch, 0.05) / 8
     torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_another_model_in_the_loss_is_a_public_constant(is_frozen):
+    """A teacher need not be frozen, and its own parameters get no gradient."""
+    teacher = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    teacher.requires_grad_(not is_frozen)
+    _, model, optimizer, batches = private(mlp(), max_grad_norm=0.05)
+    before = weights(model)
+    x, y = next(iter(batches))
+    with torch.no_grad():
+        answers = teacher(x).softmax(1)
+    out = model(x)
+    (F.cross_entropy(out, answers) + teacher(x + out.sum(1, keepdim=True)).sum(1).mean()).backward()
+    optimizer.step()
+    assert all(p.grad is None for p in teacher.parameters())
+    reference, expected = mlp(), 0.0
+    for one in x:
+        out = reference(one[None])
+        target = teacher(one[None]).softmax(1).detach()
+        loss = F.cross_entropy(out, target) + teacher(one[None] + out.sum()).sum()
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]
+        )
+        expected += gradient * min(1, 0.05 / gradient.norm())
+    torch.testing.assert_close(before - weights(model), 0.1 * expected / 8, rtol=1e-6, atol=1e-9)
 
 
 def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof():

@@ -161,6 +161,7 @@ class _Inputs:
 # mode cannot leave its stack from inside of a function that it has intercepted.
 _FOLLOWED: weakref.WeakSet[BatchRecording] = weakref.WeakSet()
 _TORCH_BACKWARD = Tensor.backward
+_GRADIENT_READ = cast(Any, Tensor.grad).__get__
 _VALUE_CLIP = inspect.unwrap(nn.utils.clip_grad_value_).__code__
 
 
@@ -228,7 +229,7 @@ class _EarlyReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         result = func(*args, **(kwargs or {}))
-        is_read = self.is_on and func == Tensor.grad.__get__
+        is_read = self.is_on and func == _GRADIENT_READ
         if is_read and result is None and id(args[0]) in self._own:
             # A comprehension has a frame of its own in Python 3.11.
             readers = islice(traceback.walk_stack(None), 4)
@@ -424,6 +425,7 @@ class BatchRecording:
                     joined[i], states[i] = self._join(whole, parts)
         tracker.failure = None
         tracker.altered = None
+        tracker.has_shown = False
         for i, state in states.items():
             tracker.set_state(joined[i], state)
         self._keep_outputs(joined, singles, list(states))
@@ -508,8 +510,8 @@ class BatchRecording:
             )
         if isinstance(state, Unknown):
             raise ValueError(
-                f"an input of the model was made by {state.operation}, which hides its examples; "
-                "make it inside forward"
+                f"an input of the model was made by {state.operation}, which hides its examples:"
+                f" {state.reason.partition(' (shapes')[0]:.45}; change each example by itself"
             )
         if isinstance(state, BatchAxis):
             return one_example_a_row(x, state, self.size)[i]
@@ -604,9 +606,12 @@ class BatchRecording:
             fix = "; reduce losses by mean() or sum()"
             if "nll_loss" in state.operation:
                 fix = "; write reduction='none', then mean()"
+            elif "read of" in state.reason or "made of single" in state.reason:
+                fix = "; read values after loss.backward()"
             elif state.reason.startswith("a trainable parameter"):
-                fix = "; for a penalty on weights use weight_decay"
-            text = f"the loss is not a sum over examples: {state.operation}, {state.reason}"
+                fix = "; use it in forward, and for a penalty on weights use weight_decay"
+            reason = state.reason.partition(" (shapes")[0]
+            text = f"the loss is not a sum over examples: {state.operation}, {reason}"
             raise ValueError(textwrap.shorten(text, 160 - len(fix), placeholder="") + fix)
         if isinstance(state, BatchAxis):
             raise ValueError(

@@ -77,7 +77,7 @@ def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tenso
 
 
 def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
-    if tracker.is_opaque or tracker.has_numbers(values):
+    if tracker.is_opaque or tracker.has_shown or tracker.has_numbers(values):
         tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
 
 

@@ -65,9 +65,7 @@ class _Reference(weakref.ref[Tensor]):
 
 def _state_of_unseen(x: Tensor) -> State | None:
     """Return the state of a tensor that no followed operation has made."""
-    if x.requires_grad and x.grad_fn is None:
-        return PARAMETRIC
-    if x.requires_grad:
+    if x.requires_grad and x.grad_fn is not None:
         return Unknown(
             "autograd",
             "a tensor was made where no operation is seen, as by a compiled function or a kernel",
@@ -90,6 +88,7 @@ class Tracker:
         failure: the first reason why the pass is not proved, or None.
         altered: the first of them that does more than read values, or None.
         is_opaque: the batch holds values that are not tensors.
+        has_shown: values of the examples were shown to the program.
         pauses: how often following was stopped and not taken up again.
         open_calls: calls of functions of torch that run now.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
@@ -107,8 +106,10 @@ class Tracker:
         self.failure: Unknown | None = None
         self.altered: Unknown | None = None
         self.is_opaque = False
+        self.has_shown = False
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
+        self._shown_numbers: set[float] = set()
         self._parameters: set[int] = set()
         self._states: dict[int, State] = {}
         self._references: dict[int, _Reference] = {}
@@ -255,7 +256,9 @@ class Tracker:
         """
         failure = Unknown(str(operation), reason, is_read)
         self.failure = self.failure or failure
-        if not is_read:
+        if is_read:
+            self.has_shown = True
+        else:
             self.altered = self.altered or failure
         return failure
 
@@ -336,7 +339,7 @@ class Tracker:
             self.set_state(output, Unknown(str(function), why))
             return
         states = self._states_of_operands(args, kwargs)
-        if states:
+        if states or self._has_shown_number(args, kwargs):
             operation = Operation(
                 function,
                 rule_name(function),
@@ -417,6 +420,8 @@ class Tracker:
         function = operation.function
         if Unknown in states:
             answer: Any = states[Unknown]
+        elif self._has_shown_number(operation.args, operation.kwargs):
+            answer = Unknown(str(function), "it computes with a number read of the examples")
         elif states.keys().isdisjoint((BatchAxis, Total)):
             answer = states.get(Parametric, PUBLIC)
         elif Parametric in states:
@@ -427,6 +432,13 @@ class Tracker:
             answer = apply_rule(operation, has_total=Total in states)
         count = len(operation.outputs)
         return list(answer) if isinstance(answer, (list, tuple)) else [answer] * count
+
+    def _has_shown_number(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether an argument is a number that was read of the examples."""
+        if not self._shown_numbers:
+            return False
+        numbers = (*args, *kwargs.values())
+        return any(isinstance(x, float) and x in self._shown_numbers for x in numbers)
 
     def _note_reads(self, operation: Operation) -> None:
         """Note an operation on the examples that shows values of them to the program."""
@@ -439,6 +451,9 @@ class Tracker:
         if name in _READS and not is_harmless():
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
+            # A constant of the program has rarely the same digits.
+            if isinstance(operation.output, float) and not operation.output.is_integer():
+                self._shown_numbers.add(operation.output)
 
     def is_any_private(self, values: Iterable[Any]) -> bool:
         """Return whether a tensor among some values depends on the examples."""
