@@ -163,6 +163,16 @@ def test_a_file_in_the_way_is_one_clear_error(tmp_path):
         read(tmp_path / "nothing")
 
 
+def test_a_file_that_is_not_finished_leaves_nothing_behind(tmp_path):
+    def write_half(part):
+        part.write_text("half")
+        raise ImportError("no package")
+
+    with pytest.raises(ImportError):
+        checkpoint.place_file(tmp_path / "card.json", write_half)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("other", ["ledger.jsonl", "weights.safetensors", "folder/file"])
 def test_what_is_no_checkpoint_is_never_replaced(tmp_path, other):
     """A ledger that went with a checkpoint would let its budget be spent twice."""

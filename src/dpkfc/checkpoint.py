@@ -288,13 +288,14 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         part.replace(path)
         sync(path.parent)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"file {path} cannot be written ({reason}); make room, change its rights, or choose"
             " another folder"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def file_digest(path: Path) -> str:
