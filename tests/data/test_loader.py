@@ -154,3 +154,28 @@ def test_batches_that_torch_knows_stay_as_they_are():
         return OrderedDict(x=torch.tensor(rows))
 
     assert type(MicroBatches([1.0, 2.0], collate_ordered).batch(np.arange(2))) is OrderedDict
+
+
+BUFFER = np.zeros((32, 3), np.float32)
+TENSOR = torch.zeros(32, 3)
+
+
+def fill_view(examples):
+    for row, (x, _) in zip(TENSOR, examples, strict=False):
+        row.copy_(x)
+    return TENSOR[: len(examples)], [TENSOR[0].narrow(0, 1, 2)]
+
+
+def fill_array(examples):
+    for row, (x, _) in zip(BUFFER, examples, strict=False):
+        row[:] = x
+    return torch.from_numpy(BUFFER[: len(examples)]), [torch.from_numpy(BUFFER)[0, 1:]]
+
+
+@pytest.mark.parametrize("collate", [fill_view, fill_array])
+def test_a_later_batch_leaves_an_earlier_one_as_it_was(collate):
+    """A collate function may write all its batches into one buffer."""
+    with cut_batches(TensorDataset(X, Y), 3, collate_fn=collate) as load:
+        batches = list(load(np.arange(20)))
+    assert torch.equal(torch.cat([x for x, _ in batches]), X)
+    assert [part.tolist() for _, (part,) in batches] == [x[0, 1:].tolist() for x, _ in batches]

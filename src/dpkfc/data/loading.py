@@ -53,14 +53,22 @@ class _PlainCollate:
     """A collate function whose batches are made of containers that torch looks into.
 
     Any other container counts as one value: its tensors are not moved, and their shapes are not
-    seen.
+    seen. A batch that views a buffer of the function, or an array, is copied: the next batch may
+    be written into it.
     """
 
     function: Collate
 
     def __call__(self, examples: list[Any]) -> Any:
         batch = self.function(examples)
-        return _replace_mappings(batch)
+        return tree_map_only(Tensor, _copy_view, _replace_mappings(batch))
+
+
+def _copy_view(x: Tensor) -> Tensor:
+    if x.layout is not torch.strided:
+        return x
+    is_view = x._base is not None or not x.untyped_storage().resizable()
+    return x.clone() if is_view else x
 
 
 def never_pads(collate: Collate) -> bool:
