@@ -7,7 +7,6 @@ import pytest
 
 from dpkfc.app.tuning import journal
 from dpkfc.app.tuning.arms import arm_of
-from dpkfc.app.tuning.halving import is_in_best_third, is_rung
 from dpkfc.app.tuning.journal import repair_journal
 from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc.app.tuning.search import Search
@@ -61,15 +60,6 @@ def run_trial(search, *values):
     return finish(search, search.ask(), *values)
 
 
-def test_rungs_and_thirds():
-    assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]
-    assert is_in_best_third(0.1, [])
-    assert is_in_best_third(0.2, [0.1]) and not is_in_best_third(0.1, [0.2])
-    assert is_in_best_third(0.5, [0.5, 0.5]) and not is_in_best_third(0.4, [0.5, 0.3])
-    assert is_in_best_third(0.8, [0.9, 0.7, 0.6, 0.5, 0.4])
-    assert not is_in_best_third(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
-
-
 def test_the_first_trial_is_the_recipes_own_and_runs_to_its_end(tmp_path):
     search = open_search(tmp_path)
     number, run = search.ask()
@@ -90,66 +80,27 @@ def test_hopeless_trials_are_stopped_and_say_nothing_about_the_best(tmp_path):
     assert search.counts() == {"full": 5, "pruned": 1, "failed": 0}
 
 
-def test_a_trial_stopped_too_early_runs_once_more_at_the_end(tmp_path):
-    search = open_search(tmp_path, trials=6)
-    run_trial(search, 0.8, 0.8, 0.8)
-    stopped = run_trial(search, 0.7)
-    assert search.ask_again() is None and not search.is_over
-    for value in (0.3, 0.2, 0.1, 0.05):
-        run_trial(search, value)
-    assert search.counts() == {"full": 1, "pruned": 5, "failed": 0}
-    assert search.started == 6 and not search.is_over
-    again, run = search.ask_again()
-    assert run.hash == search._attempts()[stopped].user_attrs["hash"]
-    # A kill: the next process asks for it again, and for no other trial.
-    search = open_search(tmp_path, trials=6)
-    assert search.started == 6
-    again, same = search.ask_again()
-    assert same == run and search.ask_again() is None
-    assert judge(search, again, 0.7, 0.1, 0.01)
-    search.tell(again, row_of(run, 0.95))
-    assert search.counts() == {"full": 2, "pruned": 4, "failed": 0}
-    assert search.started == 6 and search.is_over and search.best()[1] == 0.95
-    assert len(search.rows()) == 6 and search.rows()[run.hash]["accuracy"] == 0.95
+def test_the_best_third_goes_on_at_each_rung(tmp_path):
+    search = open_search(tmp_path, trials=12)
+    run_trial(search, 0.9, 0.9, 0.9)
+    seen = [judge(search, search.ask()[0], value) for value in (0.8, 0.95, 0.7, 0.94, 0.93, 0.96)]
+    assert seen == [False, True, False, False, False, True]
+    number, _ = search.ask()
+    assert judge(search, number, 0.97, 0.1) and not judge(search, number, 0.97, 0.1, 0.05)
 
 
-def test_a_repetition_that_is_lost_is_given_up_in_the_end(tmp_path):
-    search = open_search(tmp_path, trials=6)
-    run_trial(search, 0.8, 0.8, 0.8)
-    for value in (0.7, 0.3, 0.2, 0.1, 0.05):
-        run_trial(search, value)
-    for _ in range(3):
-        number, _ = search.ask_again()
-        search.lose(number, KILLED)
-    assert search.ask_again() is None and not search.is_over and search.started == 6
-    assert open_search(tmp_path, trials=6).ask_again() is not None
-
-
-def test_a_trial_is_compared_once_with_each_other_trial(tmp_path):
-    search = open_search(tmp_path)
-    values = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-    for place, value in enumerate(values):
-        goes_on = is_in_best_third(value, values[:place])
-        run_trial(search, value, *([value] if goes_on else []))
-    late = [max(trial.intermediate_values.values()) for trial in search._find_stopped_early()]
-    # The second of eight; the third is not in their third.
-    assert late == [0.8]
-
-
-def test_a_lost_attempt_is_tried_again_and_compared_with_nothing(tmp_path):
+def test_a_lost_attempt_is_tried_again(tmp_path):
     search = open_search(tmp_path, trials=2)
     own, run = search.ask()
     assert judge(search, own, 0.9)
-    stopped = run_trial(search, 0.5)
+    run_trial(search, 0.5)
     search.lose(own, KILLED)
     assert search.counts() == {"full": 0, "pruned": 1, "failed": 0} and search.started == 1
     assert list(search.failures().values()) == [f"to be tried again: {KILLED}"]
     again, same = search.ask()
     assert same == run and judge(search, again, 0.1)
     search.tell(again, row_of(run, 0.1))
-    assert not search.failures() and not search.is_over
-    _, repeated = search.ask_again()
-    assert repeated.hash == search._attempts()[stopped].user_attrs["hash"]
+    assert not search.failures() and search.is_over
 
 
 def test_a_killed_study_tries_lost_trials_again_once_and_repeats_none(tmp_path):

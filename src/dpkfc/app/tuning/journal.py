@@ -14,13 +14,12 @@ from typing import Any
 from dpkfc._errors import one_line
 from dpkfc.app.tuning.runs import StudyError
 
-# What a trial carries: hash and settings of its run, the row that it came to, the number of the
-# stopped trial that it runs once more, and the process that runs it. Of a trial that failed, LOST
-# says why it does not count and REASON why it could not be run.
+# What a trial carries: hash and settings of its run, the row that it came to, and the process that
+# runs it. Of a trial that failed, LOST says why it does not count and REASON why it could not be
+# run.
 HASH = "hash"
 SETTINGS = "settings"
 ROW = "row"
-AGAIN = "again"
 PROCESS = "process"
 LOST = "lost"
 REASON = "why"

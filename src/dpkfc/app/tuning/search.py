@@ -1,8 +1,8 @@
 """The search of one arm: trials of Optuna in a journal, which a killed study continues.
 
-Optuna samples the trials and stores all that is known of them. What it does not offer is decided
-here: a trial that the machine lost is compared with nothing and tried again, the recipe's own trial
-is never stopped, and a trial that was stopped too early runs once more.
+Optuna samples the trials, stops those that are behind, and stores all that is known of them. What
+it does not offer is decided here: a trial that the machine lost is tried again, and the recipe's
+own trial is never stopped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.tuning.arms import Arm, Choice
-from dpkfc.app.tuning.halving import Halving, first_number, is_in_best_third, other_values
+from dpkfc.app.tuning.halving import Halving
 from dpkfc.app.tuning.journal import (
-    AGAIN,
     HASH,
     LOST,
     PROCESS,
@@ -102,20 +101,20 @@ class Search:
     @property
     def started(self) -> int:
         """Trials that have ended, are running, or were given up in this process."""
-        attempts = self._attempts().values()
+        attempts = self._attempts()
         return len(attempts) + len(
             self._find_given_up() - {t.user_attrs.get(HASH) for t in attempts}
         )
 
     @property
     def is_over(self) -> bool:
-        """Whether every trial has ended, and none was given up or is to be run once more."""
+        """Whether every trial has ended, and none was given up."""
         has_more = self.started < self.trials or self._find_running() or self._find_given_up()
-        return not (has_more or self._find_stopped_early())
+        return not has_more
 
     def counts(self) -> dict[str, int]:
         """Return the number of trials that have ended, by how."""
-        states = [trial.state for trial in self._attempts().values()]
+        states = [trial.state for trial in self._attempts()]
         return {
             "full": states.count(self._states.COMPLETE),
             "pruned": states.count(self._states.PRUNED),
@@ -137,26 +136,6 @@ class Search:
                 trial.set_user_attr(LOST, _DUPLICATE)
                 self._study.tell(trial, state=self._states.FAIL)
 
-    def ask_again(self) -> tuple[int, Run] | None:
-        """Return a trial that is to be run once more, to its end, as `ask` returns it.
-
-        Returns:
-            None for an unknown trial, or while other trials run.
-        """
-        again = [trial.user_attrs.get(AGAIN) for trial in self._find_running()]
-        if self.started < self.trials or None in again:
-            return None
-        for stopped in self._find_stopped_early():
-            if stopped.number in again or stopped.user_attrs[HASH] in self._find_given_up():
-                continue
-            settings = stopped.user_attrs[SETTINGS]
-            with explain_errors(self.journal):
-                point = make_sample(self.arm.space, settings)
-                self._study.enqueue_trial(point, user_attrs={AGAIN: stopped.number})
-                trial = self._study.ask(self._distributions())
-                return self._begin(trial, settings), self._validation_run(settings)
-        return None
-
     def _find_running(self) -> list[Any]:
         """Return the trials that run now, in any process."""
         return [trial for trial in self._all_trials() if trial.state == self._states.RUNNING]
@@ -173,8 +152,7 @@ class Search:
         """Return what judges a running trial; None in a random search."""
         if self.kind != ADAPTIVE:
             return None
-        attributes = self._running[number].user_attrs
-        may_stop = AGAIN not in attributes and attributes[HASH] != self._own_hash
+        may_stop = self._running[number].user_attrs[HASH] != self._own_hash
         return Halving(self.journal, self.name, number, may_stop)
 
     def tell(self, number: int, row: Row, ended: bool = False) -> None:
@@ -197,8 +175,6 @@ class Search:
         trial = self._optuna.trial.create_trial(
             state=self._states.PRUNED if is_pruned else self._states.COMPLETE,
             value=None if is_pruned else row["accuracy"],
-            # The curve begins with the untrained model, which is not an evaluation.
-            intermediate_values=dict(enumerate((y for _, y in row["curve"][1:]), 1)),
             user_attrs={HASH: row["hash"], SETTINGS: row["tag"]["params"], ROW: row},
         )
         with explain_errors(self.journal):
@@ -211,14 +187,14 @@ class Search:
     def lose(self, number: int, reason: str) -> None:
         """Store a trial that the machine lost, so that it is tried again.
 
-        The trial does not count and is compared with nothing. A trial that is lost once more after
-        two repetitions is given up in this process; the next process tries it again.
+        The trial does not count. A trial that is lost once more after two repetitions is given up
+        in this process; the next process tries it again.
         """
         trial = self._running[number]
         attributes = dict(trial.user_attrs)
         self._tell_failure(number, LOST, reason)
         self._losses[attributes[HASH]] += 1
-        if attributes[HASH] not in self._find_given_up() and AGAIN not in attributes:
+        if attributes[HASH] not in self._find_given_up():
             self._repeat(attributes)
 
     def _tell_failure(self, number: int, attribute: str, reason: str) -> None:
@@ -293,28 +269,13 @@ class Search:
         trials: list[Any] = self._study.get_trials(deepcopy=False)
         return trials
 
-    def _attempts(self) -> dict[int, Any]:
-        """Return the last attempt of each trial that counts, by the number of the first."""
-        attempts = {}
-        for trial in self._all_trials():
-            if trial.state != self._states.WAITING and LOST not in trial.user_attrs:
-                attempts[first_number(trial)] = trial
-        return attempts
-
-    def _find_stopped_early(self) -> list[Any]:
-        """Return stopped trials that are in the best third by now, and the recipe's own trial."""
-        trials = self._all_trials()
-        stopped = []
-        for number, trial in self._attempts().items():
-            values = trial.intermediate_values
-            if self.kind != ADAPTIVE or trial.state != self._states.PRUNED or not values:
-                continue
-            last = max(values)
-            others = other_values(trials, number, last)
-            is_own = trial.user_attrs[HASH] == self._own_hash
-            if is_own or is_in_best_third(values[last], others):
-                stopped.append(trial)
-        return stopped
+    def _attempts(self) -> list[Any]:
+        """Return the trials that count."""
+        return [
+            trial
+            for trial in self._all_trials()
+            if trial.state != self._states.WAITING and LOST not in trial.user_attrs
+        ]
 
     def _open(self) -> Any:
         """Return the study of this search, made if it is missing.
@@ -336,7 +297,6 @@ class Search:
             study_name=self.name,
             direction="maximize",
             load_if_exists=True,
-            pruner=self._optuna.pruners.NopPruner(),
         )
         count = len(study.get_trials(deepcopy=False))
         study.sampler = self._optuna.samplers.RandomSampler()
@@ -396,7 +356,7 @@ class Search:
 
     def _find_lost(self) -> list[Mapping[str, Any]]:
         """Return what lost trials carry, of which no other attempt counts or waits."""
-        known = {trial.user_attrs.get(HASH) for trial in self._attempts().values()}
+        known = {trial.user_attrs.get(HASH) for trial in self._attempts()}
         lost = {}
         for trial in self._all_trials():
             attributes = trial.user_attrs

@@ -53,10 +53,7 @@ class Trials:
         return rows
 
     def next(self, fits: Fits) -> Task | None:
-        """Return the next trial of the search that has started the fewest blocks.
-
-        After them come trials that were stopped against fewer others than there are now.
-        """
+        """Return the next trial of the search that has started the fewest blocks."""
         with self.turn():
             return self._choose(fits)
 
@@ -64,15 +61,13 @@ class Trials:
         for search in self.searches:
             search.repeat_lost_trials()
         waiting = [search for search in self.searches if search.started < search.trials]
-        if waiting:
-            search = min(waiting, key=lambda search: search.started // BLOCK)
-            return _make_task(search, *search.ask()) if _has_time(search, fits) else None
-        for search in self.searches:
-            if not search.is_over and _has_time(search, fits):
-                again = search.ask_again()
-                if again is not None:
-                    return _make_task(search, *again)
-        return None
+        if not waiting:
+            return None
+        search = min(waiting, key=lambda search: search.started // BLOCK)
+        if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
+            return None
+        number, run = search.ask()
+        return Task(run, (search, number), search.halving(number), search.arm.name)
 
     def take_row(self, task: Task, row: Row, ended: bool) -> None:
         """Store a trial."""
@@ -93,11 +88,3 @@ class Trials:
         search, number = task.tag
         end = search.lose if lost else search.fail
         end(number, reason)
-
-
-def _make_task(search: Search, number: int, run: Run) -> Task:
-    return Task(run, (search, number), search.halving(number), search.arm.name)
-
-
-def _has_time(search: Search, fits: Fits) -> bool:
-    return fits(search.run({}, seed=SEED, evaluate_on="validation"))
