@@ -41,13 +41,17 @@ def make_figures_blank(patched: pytest.MonkeyPatch) -> None:
     from dpkfc.app import results
     from dpkfc.app.run_folder import write_atomically
 
-    choose_factors = results._choose_factors
+    measure_figures = results._measure_figures
 
-    def choose_few(prepared: Any) -> Any:
-        factors, measured_on = choose_factors(prepared)
-        return replace(factors, probe_size=min(factors.probe_size, 32)), measured_on
+    def measure_few(prepared: Any, session: Any) -> Any:
+        plan = prepared.plan
+        kfac = plan.config.preconditioner
+        if isinstance(kfac, results.KFAC):
+            few = replace(kfac, probe_size=min(kfac.probe_size, 32), later_probe_size=None)
+            plan = replace(plan, config=replace(plan.config, preconditioner=few))
+        return measure_figures(replace(prepared, plan=plan), session)
 
     patched.setattr(
         "dpkfc.app.picture_style.save", lambda figure, path: write_atomically(path, Path.touch)
     )
-    patched.setattr(results, "_choose_factors", choose_few)
+    patched.setattr(results, "_measure_figures", measure_few)

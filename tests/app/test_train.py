@@ -42,7 +42,7 @@ QUICK = {
 }
 
 # Fixtures of this folder leave them out.
-SAVE, CHOOSE_FACTORS = picture_style.save, results._choose_factors
+SAVE, MEASURE_FIGURES = picture_style.save, results._measure_figures
 
 
 def _config(out, **changed):
@@ -54,7 +54,7 @@ def draw_figures():
     """Draw figures, and measure them in full."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.app.picture_style.save", SAVE)
-        patched.setattr("dpkfc.app.results._choose_factors", CHOOSE_FACTORS)
+        patched.setattr("dpkfc.app.results._measure_figures", MEASURE_FIGURES)
         yield
 
 
@@ -84,14 +84,13 @@ def test_a_run_leaves_its_folder(finished):
 def test_the_first_page_draws_the_pictures_of_a_run(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[1], folder)
-    titles = ["Score and ε by step", "Signal-to-noise ratio of each layer"]
-    titles.append("Spectra of the curvature factors")
+    titles = ["Signal-to-noise ratio of each layer", "Spectra of the curvature factors"]
     assert list(read_all([folder]).runs[0].pictures) == titles
     drawn = {path: path.stat().st_mtime_ns for path in (folder / "plots").iterdir()}
-    assert len(drawn) == 3 and read_all([folder]).runs[0].pictures.keys() == set(titles)
+    assert len(drawn) == 2 and read_all([folder]).runs[0].pictures.keys() == set(titles)
     assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
     content = json.loads((folder / "figures.json").read_text("utf-8"))
-    for damaged in ({}, {**content, "history": {"label": 1}}, {**content, "batch_size": "many"}):
+    for damaged in ({}, {**content, "signal": [{"label": 1}]}, {**content, "batch_size": "many"}):
         (folder / "figures.json").write_text(json.dumps(damaged), "utf-8")
         (folder / "plots" / "spectra.png").unlink(missing_ok=True)
         with pytest.raises(ValueError, match=r"figures\.json is damaged"):

@@ -11,7 +11,7 @@ import pytest
 
 from dpkfc.app.picture_data import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
 from dpkfc.app.picture_style import save
-from dpkfc.app.run_pictures import comparison, effects, history, signal_to_noise, spectra
+from dpkfc.app.run_pictures import comparison, effects, signal_to_noise, spectra
 
 
 def _curve(label="DP-KFC on digits", count=6, **changed):
@@ -20,9 +20,6 @@ def _curve(label="DP-KFC on digits", count=6, **changed):
         "label": label,
         "steps": steps,
         "accuracy": [0.1 + 0.8 * (1 - np.exp(-s / 20)) for s in steps],
-        "epsilon_steps": steps,
-        "epsilon": [0.2 * np.sqrt(s) for s in steps],
-        "target_epsilon": 2.0,
         "caption": "ε = 2, δ = 1e-05",
     }
     return Curve(**{**values, **changed})
@@ -51,21 +48,6 @@ LONG = (
 )
 
 FIGURES = {
-    "history": lambda: history(_curve()),
-    "history, one point": lambda: history(_curve(count=1)),
-    "history, no budget": lambda: history(
-        _curve(target_epsilon=None, epsilon=(), epsilon_steps=())
-    ),
-    "history, stamped": lambda: history(_curve(stamp="NOT PRIVATE: test mode")),
-    "history, long": lambda: history(_curve(count=80)),
-    "history, perfect": lambda: history(
-        _curve(accuracy=[0.5] * 5 + [1.0], target_epsilon=100.0, epsilon=[0, 20, 40, 60, 80, 100])
-    ),
-    "history, nothing known": lambda: history(
-        _curve(
-            steps=[], accuracy=[], caption="ε = 2, δ = 1e-05, one example added or removed; " * 2
-        )
-    ),
     "effects of fifty classes": lambda: effects(
         [
             ColumnEffect(
@@ -79,6 +61,9 @@ FIGURES = {
             )
         ]
     ),
+    "comparison of one point": lambda: comparison([_curve(count=1)], "Alone"),
+    "comparison of nothing known": lambda: comparison([_curve(steps=[], accuracy=[])], "Alone"),
+    "comparison, stamped": lambda: comparison([_curve(stamp="NOT PRIVATE: test mode")], "Alone"),
     "comparison": lambda: comparison([_curve("DP-SGD"), _curve("DP-KFC")], "Side by side", "ε = 2"),
     "comparison of many": lambda: comparison(
         [_curve(f"method {i}") for i in range(6)], "Side by side"
@@ -96,7 +81,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.quick("history*", "comparison*", "signal", "spectra", "spectra of one")
+@pytest.mark.quick("comparison*", "signal", "spectra", "spectra of one")
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(tmp_path, name):
     with warnings.catch_warnings():
@@ -127,9 +112,6 @@ def _boxes(figure):
 @pytest.mark.parametrize(
     "name",
     [
-        "history",
-        "history, long",
-        "history, perfect",
         "comparison",
         "comparison of many",
         "signal",
@@ -151,7 +133,7 @@ def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path, name):
         )
 
 
-@pytest.mark.parametrize("name", ["history, stamped", "signal, stamped", "spectra, stamped"])
+@pytest.mark.parametrize("name", ["comparison, stamped", "signal, stamped", "spectra, stamped"])
 def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name):
     assert any(
         t.get_text() in {"NOT PRIVATE: test mode", "UNCERTIFIED"} for t in FIGURES[name]().texts

@@ -66,7 +66,7 @@ class DemoRun:
     Attributes:
         engine: in `ENGINES`.
         method: in `METHODS`.
-        curve: test accuracy and ε by round.
+        curve: test accuracy by round.
         epsilon: spent.
         seconds: of the rounds, the engine's start included.
         survivors: fewest in a round.
@@ -209,10 +209,9 @@ def _evaluate(model: nn.Module, settings: Settings) -> float:
 
 
 def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
-    """Write model, privacy card, rounds and plot of a finished run."""
+    """Write model, privacy card and rounds of a finished run."""
     place = RunFolder(folder)
     curve = _curve(run, settings["method"])
-    picture_style.save(run_pictures.history(curve), place.plots / "history.png")
     write_json(place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]})
     images = len(_digits(settings).test[1])
     run.server.write_card(
@@ -231,14 +230,11 @@ def _finish(run: SimulatedRun, settings: Settings, folder: Path) -> None:
 
 def _curve(run: SimulatedRun, method: str) -> Curve:
     plan = run.server.plan
-    rounds, epsilons, scores = zip(*run.history, strict=True)
+    rounds, _, scores = zip(*run.history, strict=True)
     return Curve(
         label=LABELS[method],
         steps=rounds,
         accuracy=scores,
-        epsilon_steps=rounds,
-        epsilon=epsilons,
-        target_epsilon=plan.target_epsilon,
         caption=f"{plan.config.clients} clients, {plan.config.privacy.name}",
     )
 

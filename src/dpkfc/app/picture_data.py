@@ -18,15 +18,12 @@ _MOST_POINTS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Accuracy and ε of a run over its steps.
+    """Accuracy of a run over its steps.
 
     Attributes:
         label: name of the run.
         steps: steps at which accuracy was measured.
         accuracy: fractions in [0, 1], one for each of `steps`.
-        epsilon_steps: steps at which ε is known.
-        epsilon: ε spent after each of them.
-        target_epsilon: the budget, or None.
         caption: a line below the title, for example "MNIST, ε = 1".
         measured_on: what accuracy was measured on.
         stamp: text across the picture of a run without a certified ε.
@@ -36,9 +33,6 @@ class Curve:
     label: str
     steps: Sequence[float]
     accuracy: Sequence[float]
-    epsilon_steps: Sequence[float] = ()
-    epsilon: Sequence[float] = ()
-    target_epsilon: float | None = None
     caption: str = ""
     measured_on: str = "test"
     stamp: str = ""
@@ -151,18 +145,20 @@ class RunFigures:
     """The figures of one run, beside the effects of columns.
 
     Attributes:
-        history: score and ε by step.
-        signal: of each layer; none for a run without noise.
-        spectra: of each layer with both factors.
+        label: name of the run.
+        stamp: text across the pictures of a run without a certified ε.
         caption: what signal and spectra are measured on.
         batch_size: expected examples of a batch.
+        signal: of each layer; none for a run without noise or without K-FAC.
+        spectra: of each layer with both factors; none for a run without K-FAC.
     """
 
-    history: Curve
-    signal: Sequence[LayerSignal]
-    spectra: Sequence[LayerSpectra]
+    label: str
+    stamp: str
     caption: str
     batch_size: int
+    signal: Sequence[LayerSignal] = ()
+    spectra: Sequence[LayerSpectra] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -171,13 +167,9 @@ class RunFigures:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunFigures:
         """Return what `to_json` has written."""
-        return cls(
-            history=Curve(**content["history"]),
-            signal=[LayerSignal(**layer) for layer in content["signal"]],
-            spectra=[LayerSpectra(**layer) for layer in content["spectra"]],
-            caption=content["caption"],
-            batch_size=content["batch_size"],
-        )
+        signal = [LayerSignal(**layer) for layer in content["signal"]]
+        spectra = [LayerSpectra(**layer) for layer in content["spectra"]]
+        return cls(**{**content, "signal": signal, "spectra": spectra})
 
 
 def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:

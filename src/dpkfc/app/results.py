@@ -17,7 +17,6 @@ from torch import nn
 from dpkfc.app.assembly import Prepared
 from dpkfc.app.choice import describe_choice
 from dpkfc.app.count_forms import CountForm
-from dpkfc.app.curvature_settings import NOISE_PROBES, Facts, make_kfac
 from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.effects import column_effects
 from dpkfc.app.methods import METHOD_LABELS
@@ -44,8 +43,6 @@ from dpkfc.session import Session
 if TYPE_CHECKING:
     from dpkfc.audit import OneRunResult
     from dpkfc.config import Plan
-
-_EPSILON_POINTS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +145,7 @@ def write_results(
     if found:
         content = {"effects": [effect.to_json() for effect in found]}
         write_json(folder.effects, content)
-    figures = _measure_figures(prepared, session, make_curve(prepared, metrics))
+    figures = _measure_figures(prepared, session)
     write_text(folder.figures, json.dumps(figures.to_json(), ensure_ascii=False))
     return scores
 
@@ -304,7 +301,7 @@ def _list_unprotected(prepared: Prepared) -> dict[str, str]:
     if prepared.counts is not None:
         # Released with noise.
         return {name: why for name, why in figures.items() if not name.endswith(_RELEASED)}
-    results = "this card: results; scores.json; figures.json and the pictures of it: accuracy"
+    results = "this card: results; scores.json: accuracy"
     return {**figures, results: columns["accuracy"]}
 
 
@@ -312,24 +309,15 @@ _RELEASED = (": accuracy", ": loss")
 
 
 def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
-    """Return accuracy and ε of a run for plots, with ε of a few dozen steps."""
+    """Return the accuracy of a run for plots."""
     plan = prepared.plan
     evaluated = [row for row in metrics.select_evaluated() if finite(row.accuracy) is not None]
     done = metrics.rows[-1].step
-    fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
-    epsilon = {}
-    for step in sorted({round(done * fraction) for fraction in fractions}):
-        value = plan.curve.running_epsilon(step)
-        if math.isfinite(value):
-            epsilon[step] = value
     added = plan.neighbouring_relation == "add_or_remove_one"
     return Curve(
         label=_title(prepared),
         steps=[row.step for row in evaluated],
         accuracy=[row.accuracy or 0.0 for row in evaluated],
-        epsilon_steps=list(epsilon),
-        epsilon=list(epsilon.values()),
-        target_epsilon=plan.target_epsilon,
         caption=(
             f"ε = {round_up(plan.epsilon(done))}, δ = {plan.delta:g}, "
             f"one example {'added or removed' if added else 'replaced'}; {done:,} steps of "
@@ -341,27 +329,32 @@ def make_curve(prepared: Prepared, metrics: Metrics) -> Curve:
     )
 
 
-def _measure_figures(prepared: Prepared, session: Session, curve: Curve) -> RunFigures:
-    """Measure signal-to-noise ratio and spectra on the probe, at the released weights.
+def _measure_figures(prepared: Prepared, session: Session) -> RunFigures:
+    """Measure signal-to-noise ratio and spectra on the probe of K-FAC, at the released weights.
 
-    Both are public figures. A method without K-FAC is shown with the factors that the settings
-    describe.
+    Both are public figures.
     """
     plan, model = prepared.plan, prepared.model
+    title = _title(prepared)
+    figures = RunFigures(
+        label=title,
+        stamp=stamp(plan),
+        caption=f"{title}, at the released weights, on the probe",
+        batch_size=plan.expected_batch_size,
+    )
+    kfac = plan.config.preconditioner
+    if not isinstance(kfac, KFAC):
+        return figures
     layers = find_layers(model)
 
     def capture_layers(model: nn.Module, loss: Any) -> Any:
         return capture(model, layers, loss)
 
-    kfac, probe = _choose_factors(prepared)
     # Take the probe in pieces as small as the run's.
     rows = refresh_microbatch_size(kfac, plan.config.refresh_rows().most)
     kfac = dataclasses.replace(kfac, chunk=rows or kfac.chunk)
     rules = {layer.name: layer.rule for layer in layers}
     state = kfac.build(model, capture_layers, session.steps_done, rules=rules)
-    caption = f"{_title(prepared)}, at the released weights, on {probe}"
-    if not prepared.config.uses_preconditioner:
-        caption += "; preconditioner not used"
     signal: list[LayerSignal] = []
     if plan.noise_multiplier > 0:
         ratios = signal_to_noise(
@@ -380,35 +373,7 @@ def _measure_figures(prepared: Prepared, session: Session, curve: Curve) -> RunF
                 preconditioned=batch_size * math.sqrt(ratio.preconditioned),
             )
             signal.append(layer_signal)
-    return RunFigures(
-        history=curve,
-        signal=signal,
-        spectra=_spectra(model, kfac, state),
-        caption=caption,
-        batch_size=plan.expected_batch_size,
-    )
-
-
-def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
-    """Return the factors of the figures, and the name of what they are measured on.
-
-    Factors that the plan does not use are measured on noise, since nothing has checked whether
-    their source is public and disjoint from the private examples.
-    """
-    config, recipe = prepared.config, prepared.recipe
-    used = prepared.plan.config.preconditioner
-    if isinstance(used, KFAC):
-        return used, "the probe"
-    sources = ("tokens",) if recipe.probe else tuple(NOISE_PROBES)
-    probe = "the probe"
-    config = config.change(refine=0)
-    curvature = config.preconditioner
-    if curvature.source not in sources or curvature.output_source not in ("", *sources):
-        config = config.change(source=sources[0], output_source="")
-        probe = "noise"
-    if config.preconditioner.labels == "given":
-        config = config.change(labels="model")
-    return make_kfac(config, Facts(recipe.input_shape, probe=recipe.probe)), probe
+    return replace(figures, signal=signal, spectra=_spectra(model, kfac, state))
 
 
 def _layer_name(model: nn.Module, name: str) -> str:

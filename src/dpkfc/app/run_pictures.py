@@ -1,4 +1,4 @@
-"""Draw the pictures of a run: accuracy and ε, the signal-to-noise ratio of each layer, spectra."""
+"""Draw the pictures of a run: effects of columns, signal-to-noise ratio of each layer, spectra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from dpkfc.app.picture_style import (
     apply_style,
     make_figure,
 )
-from dpkfc.report.text import round_up
 
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
@@ -51,43 +50,16 @@ _WIDTH = 5.4
 
 def draw_run(figures: RunFigures, columns: Sequence[ColumnEffect]) -> dict[str, Figure]:
     """Return the pictures of a run by the names of their files."""
-    curve = figures.history
-    drawn = {"accuracy_and_epsilon.png": history(curve)}
+    drawn = {}
     if columns:
-        caption = f"{curve.label}; band: ± 2 standard deviations of the noise"
-        drawn["effects.png"] = effects(columns, caption, curve.stamp)
+        caption = f"{figures.label}; band: ± 2 standard deviations of the noise"
+        drawn["effects.png"] = effects(columns, caption, figures.stamp)
     if figures.signal:
         caption = f"{figures.caption}; {figures.batch_size:,} examples"
-        drawn["signal_to_noise.png"] = signal_to_noise(figures.signal, caption, curve.stamp)
-    drawn["spectra.png"] = spectra(figures.spectra, figures.caption, curve.stamp)
+        drawn["signal_to_noise.png"] = signal_to_noise(figures.signal, caption, figures.stamp)
+    if figures.spectra:
+        drawn["spectra.png"] = spectra(figures.spectra, figures.caption, figures.stamp)
     return drawn
-
-
-@apply_style
-def history(curve: Curve) -> Figure:
-    """Draw accuracy above and ε spent below, against the same steps."""
-    figure = make_figure(_WIDTH, 4.6, curve.label, curve.caption, curve.stamp)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.7, 1])
-    _draw_curve(top, curve, WHITENED)
-    if len(curve.accuracy):
-        low = max(0.0, math.floor(10 * min(curve.accuracy) - 0.2) / 10)
-        top.fill_between(curve.steps, curve.accuracy, low, color=WHITENED, alpha=0.1, linewidth=0)
-        top.set_ylim(bottom=low)
-        last = curve.accuracy[-1]
-        _label_end(top, curve.steps[-1], last, f"{100 * last:.1f} %", WHITENED)
-    bottom.set_title("ε spent")
-    steps, epsilon = curve.epsilon_steps, curve.epsilon
-    bottom.plot(steps, epsilon, color=SPENT)
-    if len(epsilon):
-        bottom.fill_between(steps, epsilon, color=SPENT, alpha=0.1, linewidth=0)
-        _label_end(bottom, steps[-1], epsilon[-1], round_up(epsilon[-1]), SPENT)
-    bottom.set_ylim(bottom=0)
-    if curve.target_epsilon is not None:
-        bottom.axhline(curve.target_epsilon, color=MUTED, linewidth=1, linestyle=_DASHES)
-        bottom.set_ylim(0, curve.target_epsilon * 1.12)
-        bottom.set_title(f"ε spent, of a budget of {curve.target_epsilon:g}")
-    _set_steps(bottom, [*curve.steps, *curve.epsilon_steps])
-    return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:

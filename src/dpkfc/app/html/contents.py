@@ -60,7 +60,6 @@ _NOT_DECIDING = {
 }
 _PICTURES = {
     "effects.png": "Effect of each column, with the band of the noise",
-    "accuracy_and_epsilon.png": "Score and ε by step",
     "signal_to_noise.png": "Signal-to-noise ratio of each layer",
     "spectra.png": "Spectra of the curvature factors",
 }
@@ -389,9 +388,10 @@ def _read_pictures(folder: RunFolder) -> dict[str, str]:
 
 
 def _is_drawn(folder: RunFolder) -> bool:
-    """Return whether the last picture is not older than the figures that it shows."""
-    last = folder.plots / list(_PICTURES)[-1]
-    return last.is_file() and last.stat().st_mtime_ns >= folder.figures.stat().st_mtime_ns
+    """Return whether there are pictures, and none is older than the figures that it shows."""
+    drawn = [path for name in _PICTURES if (path := folder.plots / name).is_file()]
+    since = folder.figures.stat().st_mtime_ns
+    return bool(drawn) and min(path.stat().st_mtime_ns for path in drawn) >= since
 
 
 def _draw_pictures(folder: RunFolder) -> dict[str, bytes]:
