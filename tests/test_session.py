@@ -247,13 +247,6 @@ def test_an_optimizer_that_moves_nothing_is_noticed():
             train(s, 1)
 
 
-class TrainingMixer(nn.Module):
-    """Mixes examples in training mode only."""
-
-    def forward(self, x):
-        return x - x.mean(0, keepdim=True) if self.training else x
-
-
 # -- what is said of a run without a guarantee ----
 
 

@@ -254,13 +254,6 @@ def train_on_texts(model, collate, first=4):
     train(model, Texts(first), collate_fn=collate, expected_batch_size=4)
 
 
-@pytest.mark.parametrize("first", range(2, 9))
-def test_the_largest_over_the_padding_is_refused(first):
-    """A short public text that holds the id of the padding by chance does not hide it."""
-    with pytest.raises(ValueError, match="padded to the length of a longer one"):
-        train_on_texts(Pooled(), padded, first)
-
-
 def test_padding_that_a_program_has_registered_with_torch_is_refused(monkeypatch):
     def pad(rows, *, collate_fn_map):
         return pad_sequence(rows, batch_first=True)

@@ -251,23 +251,6 @@ def test_what_is_not_training_is_not_recorded():
 # -- what only running the model and the loss can show ---------------------------------------------
 
 
-class Centred(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-
-    def forward(self, x):
-        y = self.inner(x)
-        return y - y.mean(0, keepdim=True)
-
-
-def test_models_that_mix_examples_are_found_before_a_release():
-    engine, model, optimizer, batches = private(Centred().double())
-    with pytest.raises(ValueError, match="mixes examples"):
-        train(model, optimizer, batches)
-    assert engine.ledger.count == 0
-
-
 @pytest.mark.parametrize(
     "criterion, declared, match",
     [

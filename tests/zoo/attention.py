@@ -12,9 +12,7 @@ from tests.zoo.registry import (
     Network,
     add_architecture,
     classify,
-    generator_of,
     next_token,
-    normal,
     parameter,
     ragged,
     register,
@@ -266,35 +264,5 @@ def vit_positions_interpolated():
         patches=nn.Conv2d(4, 4, 1),
         positions=parameter(1, 4, 2, 2),
         attention=Attention(),
-        head=nn.Linear(4, 3),
-    )
-
-
-def _images_and_noise(n):
-    g = generator_of(n)
-    return (
-        normal(n, 4, 4, 4, generator=g),
-        torch.rand(n, 4, generator=g),
-        torch.randint(0, 3, (n,), generator=g),
-    )
-
-
-@register("vision attention", _images_and_noise, classify)
-def masked_autoencoder_sorted_by_noise():
-    def forward(m, x, noise):
-        patches = m.patches(x).flatten(2).transpose(1, 2)
-        order = noise.argsort(dim=1)
-        back = order.argsort(dim=1)
-        kept = patches.gather(1, order[:, :2, None].expand(-1, -1, 4))
-        full = torch.cat([m.encoder(kept), m.blank.repeat(x.shape[0], 2, 1)], 1)
-        full = full.gather(1, back[..., None].expand(-1, -1, 4))
-        return m.head((full + m.positions).square().mean(1))
-
-    return Network(
-        forward,
-        patches=nn.Conv2d(4, 4, 2, stride=2),
-        encoder=Attention(),
-        blank=parameter(1, 1, 4),
-        positions=parameter(4, 4),
         head=nn.Linear(4, 3),
     )

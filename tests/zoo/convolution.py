@@ -123,21 +123,6 @@ def frames_folded_frame_first():
     return Network(forward, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
 
 
-@register_folded
-def frames_with_temporal_shift():
-    def forward(m, x):
-        n, t = x.shape[:2]
-        h = m.conv(x.reshape(n * t, 2, 5, 5))
-        h = h.view(n, t, 4, 3, 3)
-        shifted = torch.zeros_like(h)
-        shifted[:, :-1, :2] = h[:, 1:, :2]
-        shifted[:, 1:, 2:] = h[:, :-1, 2:]
-        out = m.mix(shifted.view(n * t, 4, 3, 3)).relu().mean((2, 3))
-        return m.head(out).view(n, t, -1).mean(1)
-
-    return Network(forward, conv=nn.Conv2d(2, 4, 3), mix=nn.Conv2d(4, 4, 3), head=nn.Linear(4, 3))
-
-
 @register("folded", tensors((6,)), classify)
 def inputs_expanded_for_candidates():
     def forward(m, x):
@@ -147,25 +132,6 @@ def inputs_expanded_for_candidates():
         return m.score(torch.tanh(m.mix(torch.cat([a, b], -1)))).squeeze(-1)
 
     return Network(forward, candidates=parameter(3, 2), mix=nn.Linear(8, 5), score=nn.Linear(5, 1))
-
-
-@register("folded", tensors((4, 4, 2)), classify)
-def rows_then_columns_as_batch():
-    """Axial mixing: lines and then columns of a grid are folded into the leading axis."""
-
-    def forward(m, x):
-        n = x.shape[0]
-        lines, _ = m.lines(x.reshape(n * 4, 4, 2))
-        h = lines.view(n, 4, 4, 3).transpose(1, 2).reshape(n * 4, 4, 3)
-        columns, _ = m.columns(h)
-        return m.head(columns[:, -1].view(n, 4, 3).mean(1))
-
-    return Network(
-        forward,
-        lines=nn.GRU(2, 3, batch_first=True),
-        columns=nn.GRU(3, 3, batch_first=True),
-        head=nn.Linear(3, 3),
-    )
 
 
 @register("folded", tensors((3, 3)), classify)

@@ -1,4 +1,4 @@
-"""Augmentations and collate functions, which keep rows apart or mix them, and extreme records."""
+"""Augmentations and collate functions, which keep rows apart or mix them."""
 
 import torch
 import torch.nn.functional as F
@@ -51,16 +51,6 @@ def _augmented(name, kind, change, *, build=_mlp, batch=VECTORS, size=5, is_rand
     )
 
 
-def _half(x):
-    n = len(x) // 2
-    return torch.cat([x[:n], 0.6 * x[n : 2 * n] + 0.4 * x[:n], x[2 * n :]])
-
-
-def _half_at_random(x):
-    n, weight = len(x) // 2, torch.rand((), dtype=x.dtype)
-    return torch.cat([x[:n], (1 - weight) * x[n : 2 * n] + weight * x[:n], x[2 * n :]])
-
-
 def _flipped_by_row(x):
     chosen = torch.rand(len(x), 1, 1, 1) < 0.5
     return torch.where(chosen, x.flip(-1), x)
@@ -90,14 +80,7 @@ _augmented(
     lambda x: x * (1 + 0.1 * torch.rand((), dtype=x.dtype)),
     is_random=True,
 )
-_augmented("rolled", MIXING, lambda x: 0.7 * x + 0.3 * x.roll(1, 0))
 _augmented("random_partners", MIXING, lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))])
-_augmented("second_half_with_the_first", MIXING, _half)
-_augmented("second_half_with_the_first_at_random", MIXING, _half_at_random)
-_augmented(
-    "each_row_with_the_one_before", MIXING, lambda x: torch.cat([x[:1], 0.7 * x[1:] + 0.3 * x[:-1]])
-)
-_augmented("running_mean", MIXING, lambda x: x.cumsum(0) / torch.arange(1, len(x) + 1)[:, None])
 _augmented(
     "standardised_over_the_batch",
     MIXING,
@@ -268,40 +251,5 @@ _collated("with_public_positions", SOUND, _with_positions, build=_positioned)
 _collated(
     "padded_without_a_mask", MIXING, _padded_without_mask, build=_mean_with_padding, batch=ragged()
 )
-_collated("second_half_with_the_first", MIXING, _changed(_half))
-_collated("second_half_with_the_first_at_random", MIXING, _changed(_half_at_random))
 _collated("standardised_over_the_batch", MIXING, _changed(lambda x: x - x.mean(0)))
 _collated("rows_in_another_order_than_labels", MIXING, _changed(lambda x: x.flip(0)))
-
-
-# -- extreme records -------------------------------------------------------------------------------
-
-
-def _with_an_outlier(value):
-    """Make batches whose third and last rows hold an extreme number."""
-
-    def batch(n):
-        x, y = VECTORS(n)
-        x[2::3, 1] = value
-        return x, y
-
-    return batch
-
-
-def _rectified():
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
-
-
-for _name, _value in {
-    "nan": float("nan"),
-    "infinity": float("inf"),
-    "negative_infinity": float("-inf"),
-    "1e20": 1e20,
-    "float32_minimum": -3.4e38,
-    "fill_value": 1.7e12,
-    "denormal": 5e-324,
-}.items():
-    add_architecture(f"record_with_{_name}", "outliers", _mlp, _with_an_outlier(_value), classify)
-    add_architecture(
-        f"record_with_{_name}_unbounded", "outliers", _rectified, _with_an_outlier(_value), classify
-    )

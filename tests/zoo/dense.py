@@ -30,11 +30,6 @@ def prelu_per_channel():
 register_mlp = register("mlp", vectors(), classify)
 
 
-@register("mlp", vectors(d=5), classify)
-def width_equals_batch():
-    return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
 @register_mlp
 def frozen_batch_norm():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
@@ -50,18 +45,6 @@ def stochastic_depth():
         return m.head(h + kept * torch.tanh(m.mid(h)) / 0.8)
 
     return Network(forward, up=nn.Linear(4, 5), mid=nn.Linear(5, 5), head=nn.Linear(5, 3))
-
-
-@register_mlp
-def backbone_without_gradient():
-    def forward(m, x):
-        with torch.no_grad():
-            h = torch.tanh(m.body(x))
-        return m.head(h)
-
-    model = Network(forward, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
-    model.body.requires_grad_(False)
-    return model
 
 
 @register("mlp", vectors(), classify, kind=UNCLEAR)
@@ -206,14 +189,6 @@ def lora_merged_weight():
     return Network(
         forward, {"base": frozen}, a=parameter(2, 4), b=parameter(5, 2), head=nn.Linear(5, 3)
     )
-
-
-@register_parametrized
-def child_weight_read_by_parent():
-    def forward(m, x):
-        return m.head(torch.tanh(F.linear(x, m.fc.weight, m.fc.bias)))
-
-    return Network(forward, fc=nn.Linear(4, 5), head=nn.Linear(5, 3))
 
 
 @register_parametrized

@@ -63,15 +63,6 @@ def translations(n):
     return {**batch, "labels": target}
 
 
-def choices(n):
-    """Three candidates of token ids for each example."""
-    g = generator_of(n)
-    return {
-        "input_ids": torch.randint(3, V, (n, 3, T), generator=g),
-        "labels": torch.randint(0, 3, (n,), generator=g),
-    }
-
-
 def pictures(n, size=8, channels=3):
     """Small images and a label."""
     g = generator_of(n)
@@ -242,7 +233,6 @@ add(
     padded_text,
     loss_of_tokens,
 )
-add("bert_multiple_choice", "BertForMultipleChoice", "BertConfig", _BERT, choices, loss_of_class)
 add(
     "albert",
     "AlbertForSequenceClassification",
@@ -276,24 +266,6 @@ add(
     padded_tokens,
     loss_of_class,
 )
-add(
-    "modernbert",
-    "ModernBertForSequenceClassification",
-    "ModernBertConfig",
-    _BERT
-    | _ENDS
-    | {
-        "global_attn_every_n_layers": 2,
-        "local_attention": 4,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-        "reference_compile": False,
-    },
-    plain_tokens,
-    loss_of_class,
-    "eager",
-    tolerance=FLOAT32_INSIDE,
-)
 
 # Decoders.
 _GPT2 = {"vocab_size": V, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 12, **_ENDS}
@@ -303,25 +275,6 @@ for _attention in ("eager", "sdpa"):
         "GPT2LMHeadModel",
         "GPT2Config",
         _GPT2,
-        padded_text,
-        loss_of_next,
-        _attention,
-    )
-    add(
-        f"opt_{_attention}",
-        "OPTForCausalLM",
-        "OPTConfig",
-        {
-            "vocab_size": V,
-            "hidden_size": 8,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "ffn_dim": 10,
-            "word_embed_proj_dim": 4,
-            "max_position_embeddings": 12,
-            "pad_token_id": 0,
-            **_ENDS,
-        },
         padded_text,
         loss_of_next,
         _attention,
@@ -337,14 +290,6 @@ for _attention in ("eager", "sdpa"):
         tolerance=FLOAT32_INSIDE,
     )
 add(
-    "gpt2_classification",
-    "GPT2ForSequenceClassification",
-    "GPT2Config",
-    _GPT2 | {"num_labels": 3, "pad_token_id": 0},
-    padded_tokens,
-    loss_of_class,
-)
-add(
     "gpt2_left_padded",
     "GPT2LMHeadModel",
     "GPT2Config",
@@ -359,7 +304,6 @@ _CAUSAL = {
         "Gemma2Config",
         {"query_pre_attn_scalar": 4, "sliding_window": 4},
     ),
-    "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 4}),
 }
 # With a window and padding some positions of Gemma 2 see nothing and become NaN.
 _WITHOUT_PADDING = ("gemma2",)

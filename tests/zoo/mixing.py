@@ -17,7 +17,6 @@ from tests.zoo.registry import (
 )
 
 VECTORS = vectors()
-IMAGES = tensors((2, 5, 5))
 
 
 def _add(name, build, batch=VECTORS, loss_fn=classify, size=5, family="mixing models"):
@@ -45,27 +44,19 @@ def _inner(change):
 
 _add("batch_norm", lambda: _mlp(nn.BatchNorm1d(6)))
 _add(
-    "batch_norm_without_state_in_eval_mode",
-    lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval(),
-)
-_add(
     "functional_batch_norm",
     _inner(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h),
 )
 _add("batch_mean_subtracted", _inner(lambda h: h - h.mean(0)))
-_add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
 
 
 # -- axes confused ---------------------------------------------------------------------------------
 
 _add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
 _add("rolled_over_the_batch", _inner(lambda h: h + 0.3 * h.roll(1, 0)))
-_add("rows_reshaped_wrongly", _inner(lambda h: h.T.reshape(h.shape)))
 _add("row_zero_added", _inner(lambda h: h + 0.2 * h[:1]))
-_add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
 _add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
 _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
-_add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
 _add(
     "attention_with_the_axes_confused",
     lambda: Network(
@@ -151,16 +142,6 @@ _add("scale_follows_the_size_of_the_batch", _inner(lambda h: h / len(h)))
 _add("position_of_the_row_in_the_batch", _inner(lambda h: h + 0.1 * torch.arange(len(h))[:, None]))
 
 
-class _MixingBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h):
-        return h.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g + 0.5 * g.roll(1, 0)
-
-
 class _MixingBackwardLate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h):
@@ -181,7 +162,6 @@ class _NormalisedBackward(torch.autograd.Function):
         return g / g.norm()
 
 
-_add("rows_in_the_backward_pass", _inner(_MixingBackward.apply))
 _add("rows_in_the_backward_pass_beyond_the_eighth", _inner(_MixingBackwardLate.apply), size=12)
 _add("gradient_normalised_over_the_batch", _inner(_NormalisedBackward.apply))
 
@@ -242,68 +222,6 @@ def _expert_choice(m, x):
 
 _add("capacity_of_experts", _experts(_capacity))
 _add("experts_that_choose_rows", _experts(_expert_choice))
-
-
-# -- state -----------------------------------------------------------------------------------------
-
-
-def _running_mean(m, x):
-    h = m.body(x)
-    with torch.no_grad():
-        m.mean.mul_(0.9).add_(0.1 * h.mean(0))
-    return m.head(torch.tanh(h - m.mean))
-
-
-def _running_mean_for_later(m, x):
-    """Written from private rows and read in evaluation mode alone."""
-    h = m.body(x)
-    if m.training:
-        m.mean = 0.9 * m.mean + 0.1 * h.detach().mean(0)
-    else:
-        h = h - m.mean
-    return m.head(torch.tanh(h))
-
-
-def _memory_bank(m, x):
-    h = F.normalize(m.body(x), dim=1)
-    scores = h @ m.bank.clone().T
-    with torch.no_grad():
-        rows = torch.arange(len(x)) % len(m.bank)
-        m.bank[rows] = h.detach()
-    return m.head(h) + scores.sum(1, keepdim=True)
-
-
-def _keep_in_attribute(m, x):
-    h = m.body(x)
-    previous = m.previous
-    m.previous = h.detach().mean(0)
-    return m.head(torch.tanh(h if previous is None else h - previous))
-
-
-def _with_state(forward):
-    def build():
-        buffers = {"mean": torch.zeros(6), "bank": torch.randn(4, 6), "counts": torch.zeros(4)}
-        model = Network(forward, buffers, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
-        model.previous = None
-        return model
-
-    return build
-
-
-_add("running_mean_in_a_buffer", _with_state(_running_mean))
-_add("running_mean_read_in_evaluation_alone", _with_state(_running_mean_for_later))
-_add("memory_bank", _with_state(_memory_bank))
-_add("batch_mean_kept_in_an_attribute", _with_state(_keep_in_attribute))
-_add(
-    "batch_norm_momentum_in_instance_norm",
-    lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3),
-        nn.InstanceNorm2d(3, track_running_stats=True),
-        nn.Flatten(),
-        nn.Linear(27, 3),
-    ),
-    IMAGES,
-)
 
 
 # -- losses ----------------------------------------------------------------------------------------

@@ -160,23 +160,6 @@ def graph_union_by_scatter():
 # -- sets ------------------------------------------------------------------------------------------
 
 
-@register("sets", SEQUENCE, classify)
-def nearest_neighbours_within_an_example():
-    def forward(m, x):
-        n = x.shape[0]
-        near = torch.cdist(x, x).topk(2, largest=False).indices
-        rows = torch.arange(n)[:, None, None]
-        neighbours = x[rows, near]
-        h = torch.relu(
-            m.edge(
-                torch.cat([neighbours - x.unsqueeze(2), x.unsqueeze(2).expand_as(neighbours)], -1)
-            )
-        )
-        return m.head(h.amax(2).mean(1))
-
-    return Network(forward, edge=nn.Linear(8, 5), head=nn.Linear(5, 3))
-
-
 def _ratings(n):
     g = generator_of(n)
     return (

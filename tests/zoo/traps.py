@@ -357,32 +357,6 @@ def _rare_lengths(n):
 register_rare_lengths = register("traps", _rare_lengths, classify, size=16)
 
 
-@register_rare_lengths
-def rows_sorted_by_rare_lengths():
-    def forward(m, x, lengths):
-        order = lengths.argsort(descending=True, stable=True)
-        h = torch.tanh(m.inner(x[order]))
-        return m.head(h[order.argsort()].mean(1))
-
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
-@register_rare_lengths
-def packed_lstm_of_rare_lengths():
-    def forward(m, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            x, lengths, batch_first=True, enforce_sorted=False
-        )
-        out, _ = nn.utils.rnn.pad_packed_sequence(
-            m.layer(packed)[0], batch_first=True, total_length=x.shape[1]
-        )
-        return m.head(out[:, 0] + out[:, -1])
-
-    return Network(
-        forward, layer=nn.LSTM(4, 2, bidirectional=True, batch_first=True), head=nn.Linear(4, 3)
-    )
-
-
 RARE = {"size": 4, "steps": 12, "records": 60}
 
 
@@ -503,21 +477,11 @@ def _another_order(model, batch):
     return classify(model, batch).flip(0)
 
 
-def _two_halves(model, batch):
-    x, y = batch
-    half = (len(x) + 1) // 2
-    parts = [classify(model, (x[:half], y[:half]))]
-    if half < len(x):
-        parts.append(classify(model, (x[half:], y[half:])))
-    return torch.cat(parts)
-
-
 def _mlp():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 add_architecture("losses_in_another_order", "traps", _mlp, VECTORS, _another_order, kind=UNCLEAR)
-add_architecture("losses_of_two_halves", "traps", _mlp, VECTORS, _two_halves)
 add_architecture(
     "mixes_where_a_feature_is_large",
     "traps",
