@@ -62,7 +62,6 @@ FILES = (
     "gradients/fallback.py",
     "gradients/layer_matrices.py",
     "gradients/one_pass.py",
-    "gradients/parametrized.py",
     "gradients/replica.py",
     "gradients/rules.py",
     "gradients/shared_uses.py",

@@ -28,7 +28,7 @@ def test_every_stage_is_activation_norm_convolution():
         m.bias is not None for m in convolutions
     )
     rules = [layer.rule for layer in find_layers(model)]
-    assert (rules.count("computed"), rules.count("norm"), rules.count("linear")) == (
+    assert (rules.count("fallback"), rules.count("norm"), rules.count("linear")) == (
         16,
         16,
         1,

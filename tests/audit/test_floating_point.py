@@ -357,7 +357,7 @@ def cast_metric(metric, layers, metric_kind, dtype):
             found[layer.name] = Kronecker(
                 side(metric_kind, d_in), side(metric_kind, d_out // groups)
             )
-        if layer.rule == "computed":
+        if layer.rule == "fallback":
             found[layer.name] = Elementwise(
                 {r: torch.rand(layer.tensor(r).shape) + 0.2 for r in layer.parameters}
             )

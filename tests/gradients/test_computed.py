@@ -1,5 +1,5 @@
-"""Layers whose weight is computed: pulled back from the ordinary block, equal to a loop in every
-metric and grouping.
+"""Layers whose weight is computed run again for each example: equal to a loop in every metric and
+grouping.
 """
 
 import pytest
@@ -10,15 +10,11 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients import parametrized
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.evaluation_points import EvaluationPoint
-from dpkfc.gradients.layer_contributions import capture
-from dpkfc.gradients.parametrized import ParametrizedBlock
-from dpkfc.gradients.rules import blocks_of, join_calls
 from dpkfc_papers.recipes.networks import WeightStandardisation, standardised_conv
 from tests.gradients.cases import loss_fn, sum_examples
-from tests.gradients.loop import assert_equals_a_loop, record
+from tests.gradients.loop import assert_equals_a_loop
 
 
 class Exponential(nn.Module):
@@ -94,29 +90,20 @@ def build(case, times=1):
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_equals_a_loop(case, times):
     model, batch = build(case, times)
-    assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "computed"
+    assert {layer.name: layer.rule for layer in find_layers(model)}["inner"] == "fallback"
     assert_equals_a_loop(model, batch, loss_fn)
 
 
 @pytest.mark.parametrize("case", ["linear", "both", "standardised"])
-def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch):
-    """Two records a unit, at two values of the parameters, in chunks: the same as autograd, one
-    pull a unit and point.
-    """
+def test_units_and_points_equal_autograd(case):
+    """Two records a unit, at two values of the parameters."""
     model, (x, y) = build(case)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
-    pulled = []
-    original = parametrized.map_examples
-    monkeypatch.setattr(
-        parametrized, "map_examples", lambda one, g: pulled.append(len(g)) or original(one, g)
-    )
-    monkeypatch.setattr(parametrized, "_PULLED_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, reduction="sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
     points = [EvaluationPoint(weight=1.5), EvaluationPoint(elsewhere, -0.5)]
     total, norms = sum_examples(model, (x, y), 0.5, parts=[part], points=points)
-    assert pulled and set(pulled) == {1} and len(pulled) == 3 * 2 * (2 if case == "both" else 1)
     assert all(torch.equal(p, values[n]) for n, p in model.named_parameters())
     found = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for i, own in enumerate(rows):
@@ -134,36 +121,6 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case, monkeypatch
         found = {n: t + grads[n] * min(1.0, 0.5 / norm) for n, t in found.items()}
     for name, value in found.items():
         assert_close(total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_one_pull_serves_both_uses_and_curvature_sees_single_examples():
-    model, batch = build("conv", 2)
-    layers = find_layers(model)
-    calls = record(model, layers, lambda: loss_fn(model, batch))
-    (layer,) = [layer for layer in layers if layer.name == "inner"]
-    found = join_calls(layer, calls["inner"], X[0])
-    assert (
-        isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
-    )
-    seen = capture(model, layers, lambda model: loss_fn(model, batch))["inner"]
-    assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(
-        layer.parameters, X[0]
-    )
-    expected = blocks_of(layer, calls["inner"], X[0])
-    assert all(torch.equal(seen.grads[role], g) for role, g in expected.grads.items())
-
-
-def test_random_weights_are_refused_by_name():
-    model = Twice(
-        parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1
-    )
-    model(torch.randn(X))
-    batch = (torch.randn(X), torch.randint(0, 3, X[:1]))
-    with pytest.raises(
-        ValueError,
-        match=r"parametrization of 'weight' of a ParametrizedLinear.*draws random numbers",
-    ):
-        capture(model, find_layers(model), lambda model: loss_fn(model, batch))["inner"]
 
 
 def test_standardised_filters():
@@ -204,4 +161,4 @@ def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function):
 
 def test_a_spectral_norm_of_a_vector_has_nothing_that_moves():
     model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4), "bias"))
-    assert [layer.rule for layer in find_layers(model)] == ["computed"]
+    assert [layer.rule for layer in find_layers(model)] == ["fallback"]

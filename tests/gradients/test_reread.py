@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.rules import join_calls
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import linear_norms, norms
 from dpkfc.linalg.input_cache import InputCache
@@ -80,7 +80,7 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(name, monkeypatch):
     layers, calls = record_tape(model)
     alone = {}
     for layer in layers:
-        block = join_calls(layer, calls[layer.name], N)
+        block = blocks_of(layer, calls[layer.name], N)
         entry = metric.get(layer.name, Kronecker())
         g = entry.output.apply_left(entry.input.apply(block.per_example()))  # by brute force
         alone[layer.name] = per_example_norms(block, metric.get(layer.name), "gram").norms

@@ -18,7 +18,7 @@ from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
-from dpkfc.gradients.rules import join_calls
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.subspace_clip import spread
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import PerExample
@@ -123,7 +123,7 @@ def test_sums_and_norms_equal_a_loop(case):
 
 def record_blocks(model, layers, batch):
     calls = record(model, layers, lambda: loss_fn(model, batch))
-    return [(layer, join_calls(layer, calls[layer.name], len(batch[0]))) for layer in layers]
+    return [(layer, blocks_of(layer, calls[layer.name], len(batch[0]))) for layer in layers]
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "layer norm"])

@@ -63,7 +63,7 @@ from dpkfc.linalg.metric import scale_metric
 
 # Of the examples of the first refresh, one in so many is in a later one.
 _LATER = 16
-RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
+RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "fallback")
 _ALLOWED_VALUES = {
     "sides": ("both", "input", "output"),
     "damping_mode": ("relative", "absolute"),

@@ -18,10 +18,10 @@ from torch import Tensor
 from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import add_gradients, map_groups, split_sum
-from dpkfc.gradients.layers import Calls, Layer
-from dpkfc.gradients.rules import join_calls
+from dpkfc.gradients.layers import Call, Calls, Layer
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.subspace_clip import subspace_clipper_of
-from dpkfc.linalg.blocks import raise_precision
+from dpkfc.linalg.blocks import AnyBlock, raise_precision
 from dpkfc.linalg.deferred_flags import defer_flags
 from dpkfc.linalg.input_cache import InputCache
 from dpkfc.linalg.metric import Metric
@@ -118,8 +118,7 @@ class ClippedSummer:
                 name = layer.name
                 if name not in calls:
                     continue
-                block = join_calls(layer, calls.pop(name), batch_size)
-                block = block.merge_rows(groups.count, groups.size)
+                block = _block(layer, calls.pop(name), batch_size, groups)
                 entry = self._metric.get(name)
                 results[name] = per_example_norms(block, entry, cache=cache)
                 del block
@@ -191,6 +190,17 @@ class ClippedSummer:
         if entry is not None and not entry.is_identity:
             plain = map_groups(layer, plain, entry.apply)
         return plain if whitened is None else plain + whitened
+
+
+def _block(layer: Layer, calls: Sequence[Any], batch_size: int, groups: Groups) -> AnyBlock:
+    """Return the gradients of a layer, one a group."""
+    is_whole = batch_size == groups.count * groups.size and all(isinstance(x, Call) for x in calls)
+    if layer.rule == "fallback" and is_whole:
+        # A module runs once more for a group, whose rows are proved to be independent.
+        return blocks_of(layer, [call.join_rows(groups.size) for call in calls], groups.count)
+    block: Any = blocks_of(layer, calls, batch_size)
+    merged: AnyBlock = block.merge_rows(groups.count, groups.size)
+    return merged
 
 
 def _zeros(layer: Layer) -> Tensors:

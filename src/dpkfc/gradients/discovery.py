@@ -22,7 +22,6 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.attention import IN, OUT, is_attention
 from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names
-from dpkfc.gradients.parametrized import has_computed_weight
 from dpkfc.gradients.rules import has_layer_rule
 from dpkfc.tensors import Tensors
 
@@ -98,7 +97,7 @@ _NORMS = (
 )
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ALONE = ("fallback", "computed", "custom")  # share no parameter
+_ALONE = ("fallback", "custom")  # share no parameter
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 _RULE_OF_CLASS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -283,10 +282,7 @@ def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
 def _rule_of(module: nn.Module, roles: list[str]) -> str:
     if has_layer_rule(module) and "forward" not in vars(module):
         return "custom"
-    if not weights_are_computed(module, roles):
-        return _rule(module)
-    is_known = isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) != "fallback"
-    return "computed" if is_known and has_computed_weight(module, roles) else "fallback"
+    return "fallback" if weights_are_computed(module, roles) else _rule(module)
 
 
 def _rule(module: nn.Module) -> str:

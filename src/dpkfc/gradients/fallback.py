@@ -150,24 +150,4 @@ def _loop(
         outputs = run(copies, [x[i] for x in rows])
         result = differentiate(outputs, [g[i] for g in gradients], list(copies.values()))
         examples.append(dict(zip(copies, result, strict=True)))
-    return _stack_examples(examples)
-
-
-def _stack_examples(examples: Sequence[Tensors]) -> Tensors:
-    """Return name to the values of all examples."""
-    return {name: torch.stack([x[name] for x in examples]) for name in examples[0]}
-
-
-def map_examples(function: Callable[[Tensor], Tensors], g: Tensor) -> Tensors:
-    """Return a function of every example, vectorised where every operation has a batching rule.
-
-    Otherwise examples are processed one after the other.
-    """
-    try:
-        return vmap(function)(g)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        kind = type(error).__name__
-        _log.debug("a parametrization cannot be vectorised over examples: %s", kind)
-    return _stack_examples([function(x) for x in g])
+    return {name: torch.stack([x[name] for x in examples]) for name in parameters}

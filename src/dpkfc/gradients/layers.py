@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from dpkfc.tracking.states import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""
-_NEEDS_PARAMETERS = ("fallback", "recurrent", "computed", "custom")
+_NEEDS_PARAMETERS = ("fallback", "recurrent", "custom")
 """Rules whose gradients are computed from the parameters at the time of the pass."""
 
 
@@ -27,8 +27,7 @@ class Layer:
         name: path of the (first) module in the model; "" is the model itself.
         modules: the module objects that use these parameters.
         rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm,
-            recurrent, computed (a linear layer or convolution whose weight is parametrized), custom
-            (a rule of `register_layer_rule`) or fallback.
+            recurrent, custom (a rule of `register_layer_rule`) or fallback.
         parameters: role inside the module to the parameter's name in the model, trainable ones
             only.
         frozen: roles that are present but not trained.
@@ -165,6 +164,15 @@ class Call:
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         axes = zip(places, self.axes, strict=True)
         return leaves, spec, {place: axis for place, axis in axes if axis is not None}
+
+    def join_rows(self, size: int) -> Call:
+        """Return the call in which `size` consecutive rows are one example."""
+
+        def join(axis: BatchAxis | None) -> BatchAxis | None:
+            return None if axis is None else replace(axis, post=axis.post * size)
+
+        axes, output_axes = (list(map(join, x)) for x in (self.axes, self.output_axes))
+        return replace(self, axes=axes, output_axes=output_axes)
 
 
 def name_arguments(

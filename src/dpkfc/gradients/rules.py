@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_unflatten
 from dpkfc.distributed.fsdp import check_not_freed, gather_layer
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import Call, Calls, Layer
-from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
 from dpkfc.gradients.recurrence import recurrent_gradients
 from dpkfc.linalg.blocks import (
     AnyBlock,
@@ -88,24 +87,14 @@ def form_blocks(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls
     result: Calls = dict(calls)
     for layer in layers:
         if layer.runs_again and layer.name in calls:
-            joined = join_calls(layer, calls[layer.name], batch_size)
-            result[layer.name] = [joined]
+            result[layer.name] = [blocks_of(layer, calls[layer.name], batch_size)]
     return result
 
 
 def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
     """Return the contribution of a layer for a batch, all its calls joined.
 
-    The gradient is the SUM over calls. Arguments and errors are as in `join_calls`.
-    """
-    joined = join_calls(layer, calls, batch_size)
-    return _pull_back(joined)
-
-
-def join_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock | ParametrizedBlock:
-    """Return the block of some calls, with parametrized weights not pulled back yet.
-
-    Rows of one group may be added before they are pulled back.
+    The gradient is the SUM over calls.
 
     Args:
         layer: the layer.
@@ -125,21 +114,7 @@ def join_calls(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock 
             if layer.rule not in ("fallback", "custom", "recurrent"):
                 recorded = [_example_first(layer, call, batch_size) for call in recorded]
             blocks.append(_RULES[layer.rule](layer, recorded, batch_size))
-    return _join(blocks)
-
-
-def _join(blocks: Sequence[Any]) -> Any:
-    if len(blocks) == 1:
-        return blocks[0]
-    if all(isinstance(block, ParametrizedBlock) for block in blocks):
-        return ParametrizedBlock(tuple(part for block in blocks for part in block.parts))
-    return join_uses([_pull_back(block) for block in blocks])
-
-
-def _pull_back(block: AnyBlock | ParametrizedBlock) -> AnyBlock:
-    if isinstance(block, ParametrizedBlock):
-        return block.per_example()
-    return block
+    return join_uses(blocks)
 
 
 def _join_each(
@@ -149,7 +124,7 @@ def _join_each(
     batch_size: int,
 ) -> Any:
     """Return the joined blocks of a rule that sees one call."""
-    return _join([rule(layer, call, batch_size) for call in calls])
+    return join_uses([rule(layer, call, batch_size) for call in calls])
 
 
 def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
@@ -172,7 +147,7 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     x = example_first(call.input, axis, batch_size)
     b = example_first(gradient, output_axis, batch_size)
     extra = axis.extra_dims
-    may_have_channels = layer.rule in ("conv", "computed", "norm")
+    may_have_channels = layer.rule in ("conv", "norm")
     if may_have_channels and not isinstance(call.module, _WITHOUT_CHANNELS):
         x = x.flatten(0, extra)
         b = b.flatten(0, extra)
@@ -204,22 +179,6 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     b = call.gradient
     block = conv_block(module, call.input.to(b.dtype), b)
     return replace(block, views=len(b) // batch_size)
-
-
-def _parametrized(layer: Layer, calls: Sequence[Call], batch_size: int) -> ParametrizedBlock:
-    """Return an ordinary layer in its effective weight and bias, and the way back."""
-    roles = list(layer.parameters)
-    pulls = pulls_of(calls[0].module, roles)
-    effective = dict.fromkeys(pulls, "")
-    plain = replace(layer, parameters=effective)
-    blocks: list[Any] = []
-    for call in calls:
-        if isinstance(call.module, nn.Linear):
-            blocks.append(_linear(plain, call, batch_size))
-            continue
-        block = _conv(plain, call, batch_size)
-        blocks.append(replace(block, weight="weight" in pulls, bias="bias" in pulls))
-    return ParametrizedBlock(((_join(blocks), pulls),))
 
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
@@ -359,5 +318,4 @@ _RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
     "fallback": partial(_join_each, _fallback),
     "recurrent": _recurrent,
     "tied": _make_tied,
-    "computed": _parametrized,
 }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.distributed.fsdp import reshard
-from dpkfc.gradients.parametrized import watch_registrations
+from dpkfc.gradients.registrations import watch_registrations
 from dpkfc.gradients.replica import Replica, replicate
 from dpkfc.gradients.value_comparison import are_equal
 from dpkfc.memory import is_out_of_memory
