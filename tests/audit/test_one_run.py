@@ -14,12 +14,15 @@ import torch
 from torch import nn
 
 import dpkfc.release_pipeline
+from dpkfc.audit.appended_rows import AppendedRows
 from dpkfc.audit.listener import Listener
 from dpkfc.audit.one_run import audit_one_run, judge_canaries, plan_for_canaries
 from dpkfc.audit.planted_loss import PlantedLoss
 from dpkfc.audit.run_canaries import PlantedCanaries
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, NGD, AdaDPS, WhiteNoise
+from dpkfc.data.sparse import SparseRows
+from dpkfc.data.stored_rows import StoredRows
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal
@@ -354,6 +357,34 @@ def test_canaries_of_a_linear_layer_do_not_overlap():
     flat = torch.einsum("mo,mi->moi", listener._u, listener._a).flatten(1).double()
     unit = flat / flat.norm(dim=1, keepdim=True)
     assert torch.allclose(unit @ unit.T, torch.eye(30).double(), atol=2e-4)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_rows_of_canaries_lie_behind_rows_that_stay_where_they_are(is_sparse):
+    dense, y = torch.eye(6)[:5] * 3, torch.arange(5)
+    x = dense
+    if is_sparse:
+        places = np.arange(5)
+        x = SparseRows(places, np.ones(5, int), places.astype(np.int32), np.full(5, 3.0), 6)
+    further = torch.full((2, 6), 7.0)
+    rows = AppendedRows(x, further)
+    whole = torch.cat([dense, further])
+    assert isinstance(rows, StoredRows) and rows.shape == whole.shape and rows.dtype == x.dtype
+    for index in (6, 0, [6, 2, 5, 6], torch.tensor([4, 5]), slice(3, 6), slice(None), []):
+        assert torch.equal(rows[index], whole[index]), index
+        assert torch.equal(rows.take(index), whole[index])
+    rows[:].zero_()
+    assert torch.equal(torch.stack(list(rows)), whole)
+    assert torch.equal(torch.cat(list(rows.split(3))), whole)
+    model = nn.Sequential(nn.Linear(6, 3))
+    plan = settings(steps=2, expected_batch_size=4).with_noise(1.0, DELTA, 5 + 20)
+    coins = np.ones(20, bool)
+    planted = PlantedCanaries(plan, model, (x, y), loss, coins, np.random.default_rng(0))
+    with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), planted.dataset) as done:
+        for batch in done.batches():
+            planted.start_step(batch)
+            done.step(batch, planted.loss)
+    assert done.steps_done == 2 and torch.equal(dense, torch.eye(6)[:5] * 3)
 
 
 @pytest.mark.parametrize("is_augmented", [False, True])

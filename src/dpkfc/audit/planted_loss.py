@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Collate
+from dpkfc.data.stored_rows import StoredRows
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.template import find_template
 
@@ -176,7 +177,10 @@ def collate_with_ids(
 
 @torch.no_grad()
 def draw_batch(
-    model: nn.Module, loss_fn: LossFn, dataset: Sequence[Tensor], collate_fn: Collate | None = None
+    model: nn.Module,
+    loss_fn: LossFn,
+    dataset: Sequence[Tensor | StoredRows],
+    collate_fn: Collate | None = None,
 ) -> Arguments:
     """Return two public rows in the shapes and types of a data set, which the loss accepts.
 
@@ -185,7 +189,7 @@ def draw_batch(
     Args:
         model: of the user.
         loss_fn: of the user.
-        dataset: tensors with a common first axis.
+        dataset: tensors or stored rows with a common first axis.
         collate_fn: of the user; None stacks rows.
 
     Raises:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc.audit.appended_rows import AppendedRows
 from dpkfc.audit.harness import TensorTuple
 from dpkfc.audit.listener import Listener
 from dpkfc.audit.p_values import Floats
@@ -36,6 +37,7 @@ from dpkfc.audit.planted_loss import (
 from dpkfc.audit.step_canaries import Scores
 from dpkfc.clipping import SPLIT
 from dpkfc.config import Plan
+from dpkfc.data.stored_rows import StoredRows
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
@@ -43,6 +45,7 @@ from dpkfc.privacy.mechanism import Released
 from dpkfc.step_record import Batch
 
 Shares = NDArray[np.uint8]
+Rows = tuple[Tensor | StoredRows, ...]
 
 # The norm of a canary's gradient over C, before the metric: far enough above the clip for most.
 LOUDNESS = 1e3
@@ -61,7 +64,7 @@ class RunCanaries:
     """
 
     loss: PlantedLoss
-    dataset: TensorTuple
+    dataset: Rows
     coins: NDArray[np.bool_]
     layer = ""
 
@@ -82,7 +85,7 @@ class PlantedCanaries(RunCanaries):
     Args:
         plan: of the run; its dataset is the examples and one row a canary after them.
         model: of the run, before its first step.
-        dataset: the examples `[N]`, tensors with a common first axis.
+        dataset: the examples `[N]`, tensors or stored rows with a common first axis.
         loss_fn: of the user.
         coins: which canaries are in the training set `[m]`.
         rng: makes the directions, which are public.
@@ -98,7 +101,7 @@ class PlantedCanaries(RunCanaries):
         self,
         plan: Plan,
         model: nn.Module,
-        dataset: Sequence[Tensor],
+        dataset: Sequence[Tensor | StoredRows],
         loss_fn: LossFn,
         coins: NDArray[np.bool_],
         rng: np.random.Generator,
@@ -212,20 +215,19 @@ def _choose_entries(
     return a, u * nn.functional.one_hot(rows, outputs), (rows, places)
 
 
-def _append_rows(dataset: Sequence[Tensor], m: int, inputs: Tensor | None) -> TensorTuple:
+def _append_rows(dataset: Sequence[Tensor | StoredRows], m: int, inputs: Tensor | None) -> Rows:
     """Return the examples, m rows more, and the ids of canaries.
 
     The new rows are ones, so that no example decides what a canary contributes. Their content is
     replaced by the planted inputs: here, if inputs are given for the first tensor, or on their way.
     """
-    size = len(dataset[0])
-    columns: list[Tensor] = []
+    columns = list[AppendedRows]()
     for x in dataset:
-        rows = x.new_ones(m, *x.shape[1:])
+        rows = torch.ones(m, *x.shape[1:], dtype=x.dtype, device=x.device)
         if inputs is not None and not columns:
-            rows = inputs.to(x)
-        columns.append(torch.cat([x, rows]))
-    no_canaries = torch.full((size,), NO_CANARY)
+            rows = inputs.to(rows)
+        columns.append(AppendedRows(x, rows))
+    no_canaries = torch.full((len(dataset[0]),), NO_CANARY)
     ids = torch.cat([no_canaries, torch.arange(m)])
     return (*columns, ids.to(dataset[0].device))
 
