@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -275,11 +276,6 @@ def sparse_hashes(
     values = np.bincount(entries, signs, len(places))
     rows = places // size
     norms = np.sqrt(np.bincount(rows, np.square(values), count))
-    counts = np.bincount(rows, minlength=count)
-    return SparseRows(
-        starts=np.cumsum(counts) - counts,
-        counts=counts,
-        places=(places % size).astype(np.int32),
-        values=(values / np.maximum(norms, 1e-12)[rows]).astype(np.float32),
-        width=size,
-    )
+    values = (values / np.maximum(norms, 1e-12)[rows]).astype(np.float32)
+    matrix = scipy.sparse.csr_array((values, (rows, places % size)), shape=(count, size))
+    return SparseRows(matrix)

@@ -8,7 +8,7 @@ examples without clip and noise, so that a stated ε would not hold. `vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -142,7 +142,7 @@ NORM = 4.0
 def weighted_words(texts: Sequence[str], size: int) -> SparseRows:
     """Return hashed words `[N, size]` with the weights of `english_weights`, rows of norm 4."""
     rows = sparse_texts(texts, size, weights=english_weights())
-    return replace(rows, values=rows.values * np.float32(NORM))
+    return SparseRows(rows.matrix * np.float32(NORM))
 
 
 def _reviews_recipe(
