@@ -157,7 +157,7 @@ FILTERS = {
     "low-pass, DiSK and an average": (
         plain,
         {
-            "postprocess": (LowPass.first_order(0.5), DiSK(0.5)),
+            "postprocess": (LowPass((0.5,), (1.0, -0.5)), DiSK(0.5)),
             "weight_average": WeightEMA(0.9),
         },
     ),

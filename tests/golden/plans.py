@@ -113,7 +113,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "doppler": {"method": "doppler", "doppler_cutoff": 0.2, "filter_momentum": True},
     **{
         name: {"method": "doppler", "filter": name, "filter_kappa": 0.6}
-        for name in ("disk-look-ahead", "storm", "ema", "doppler-first-order", "doppler-chebyshev")
+        for name in ("disk-look-ahead", "storm", "ema", "doppler-chebyshev")
     },
 }
 

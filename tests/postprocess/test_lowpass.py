@@ -14,7 +14,7 @@ OTHER = LowPass((0.15, -0.05), (1.0, -0.9))
 FILTERS = [
     LowPass(),
     LowPass.chebyshev(),
-    LowPass.first_order(0.3),
+    LowPass((0.3,), (1.0, -0.7)),
     LowPass.butterworth(4, 0.3),
     OTHER,
     LowPass((2, 1, 1), (4,)),
@@ -101,7 +101,5 @@ def test_filters_that_cannot_work_are_refused_with_the_reason():
         LowPass((float("nan"),), (1.0,))
     with pytest.raises(ValueError, match="cutoff must lie in"):
         LowPass.butterworth(2, 1.0)
-    with pytest.raises(ValueError, match="kappa of LowPass.first_order"):
-        LowPass.first_order(0.0)
     with pytest.raises(ValueError, match="kappa of EMA"):
         EMA(2.0)

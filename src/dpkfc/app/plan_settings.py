@@ -180,7 +180,6 @@ def _make_filter(config: RunConfig) -> PostProcess:
         "storm": lambda: DiSK(kappa, mode="storm", **momentum),
         "ema": lambda: EMA(kappa, **momentum),
         "doppler": lambda: LowPass.butterworth(2, postprocess.doppler_cutoff, **momentum),
-        "doppler-first-order": lambda: LowPass.first_order(kappa, **momentum),
         "doppler-chebyshev": lambda: LowPass.chebyshev(**momentum),
     }
     return filters[postprocess.filter]()

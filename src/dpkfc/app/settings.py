@@ -25,7 +25,6 @@ FILTERS = (
     "storm",
     "ema",
     "doppler",
-    "doppler-first-order",
     "doppler-chebyshev",
 )
 SCHEDULES = ("constant", "linear", "cosine")
@@ -338,7 +337,7 @@ class PostprocessSettings(Section):
     filter: str = declare("none", "filter of releases over time; see docs/methods", choices=FILTERS)
     filter_kappa: float = declare(
         0.7,
-        "κ, weight of the new release (DiSK, storm, ema, first order)",
+        "κ, weight of the new release (DiSK, storm, ema)",
         owners="DiSK",
         key="kappa",
         above=0,

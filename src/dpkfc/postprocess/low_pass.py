@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dpkfc._checks import is_number, show_value
-from dpkfc.postprocess.ema import check_averaging
 from dpkfc.postprocess.linear_filter import Recursion, filter_release
 from dpkfc.postprocess.protocol import PostProcess, State
 from dpkfc.privacy.mechanism import Released
@@ -84,17 +83,8 @@ class LowPass(PostProcess):
         if not smallest > 1e-9 * abs(answer).max():
             raise ValueError(
                 "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
-                " divided out; use LowPass.first_order(0.1) or LowPass.butterworth()"
+                " divided out; use LowPass.butterworth()"
             )
-
-    @classmethod
-    def first_order(cls, kappa: float, momentum_allowed: bool = False) -> LowPass:
-        """Return the average of all releases with weights (1 − κ)^{t-s}.
-
-        It is `EMA(kappa, "bias_corrected")`.
-        """
-        check_averaging("LowPass.first_order", kappa)
-        return cls((kappa,), (1.0, kappa - 1.0), momentum_allowed)
 
     @classmethod
     def butterworth(
