@@ -106,11 +106,11 @@ def test_the_released_weights_give_the_stated_accuracy(finished):
 
 
 def test_the_spent_epsilon_never_falls_and_is_exact_where_accuracy_is_measured(tmp_path):
-    run(_config(tmp_path / "run", steps=40, evaluate_every=9))
+    run(_config(tmp_path / "run", steps=16, evaluate_every=5))
     rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
     epsilons = [row["epsilon"] for row in rows]
-    plan = prepare(_config(tmp_path / "run", steps=40)).plan
-    assert [row["step"] for row in rows] == list(range(41)) and epsilons == sorted(epsilons)
+    plan = prepare(_config(tmp_path / "run", steps=16)).plan
+    assert [row["step"] for row in rows] == list(range(17)) and epsilons == sorted(epsilons)
     assert all(row["epsilon"] >= plan.epsilon(row["step"]) for row in rows)
     assert all(
         row["epsilon"] == plan.epsilon(row["step"]) for row in rows if row["accuracy"] is not None

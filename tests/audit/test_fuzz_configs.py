@@ -100,10 +100,10 @@ def test_damaged_config_files(tmp_path, evidence):
         written = flatten(read_toml(path), str(path))
         train.run(run_config({"recipe": "digits", **written, "out": "", "data_dir": ""}))
 
-    for content in mutator.draw(size(300, 25_000)):
+    for content in mutator.draw(size(120, 25_000)):
         path.write_bytes(content)
         tally.attempt(use, content)
-    tally.check(evidence, "config files, bytes", 300)
+    tally.check(evidence, "config files, bytes", 120)
 
 
 def test_config_files_are_named(tmp_path, evidence):
@@ -151,7 +151,7 @@ def _value(rng, field):
 def test_settings_of_any_kind(evidence):
     """A few settings at once, each from its range, its edges or elsewhere."""
     rng, tally = random.Random(4), Tally()
-    for _ in range(size(300, 15_000)):
+    for _ in range(size(120, 15_000)):
         chosen = {
             name: _value(rng, FIELDS[name])
             for name in rng.sample(sorted(FIELDS), rng.choice((1, 2, 3, 8)))
@@ -162,7 +162,7 @@ def test_settings_of_any_kind(evidence):
         chosen["public_data"] = ""
         tally.attempt(lambda chosen=chosen: train.run(run_config(chosen)), chosen)
         shutil.rmtree("runs", ignore_errors=True)
-    tally.check(evidence, "settings", 300)
+    tally.check(evidence, "settings", 120)
 
 
 # -- the command line ------------------------------------------------------------------------------

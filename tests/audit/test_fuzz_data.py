@@ -38,10 +38,10 @@ def test_damaged_idx_files(tmp_path, packed, evidence):
     seeds = [idx_bytes(_images()), idx_bytes(np.arange(5)), idx_bytes(_images(0)), PICKLE]
     inner, outer = Mutator(seeds, 1), Mutator([wrap(seed) for seed in seeds], 2)
     tally, path = Tally(), tmp_path / f"images{'.gz' if packed else ''}"
-    turns = range(size(200, 12_000))
+    turns = range(size(80, 12_000))
     contents = (wrap(inner.bytes()) if turn % 2 else outer.bytes() for turn in turns)
     tally.read(path, contents, lambda: read_idx(path, 3))
-    tally.check(evidence, f"IDX files{', gzip' if packed else ''}", 200)
+    tally.check(evidence, f"IDX files{', gzip' if packed else ''}", 80)
 
 
 def _npz(**arrays):
@@ -77,7 +77,7 @@ def test_damaged_npz_files(tmp_path, evidence):
     ]
     outer, inner = Mutator([*whole, PICKLE], 3), Mutator(parts, 4)
     tally, path = Tally(), tmp_path / "x.npz"
-    for turn in range(size(300, 12_000)):
+    for turn in range(size(120, 12_000)):
         if turn % 2:
             content = outer.bytes()
         else:
@@ -92,7 +92,7 @@ def test_damaged_npz_files(tmp_path, evidence):
             content = _zip(pieces, method)
         path.write_bytes(content)
         tally.attempt(lambda: read_cifar(path), content, "x.npz")
-    tally.check(evidence, "npz files", 300)
+    tally.check(evidence, "npz files", 120)
 
 
 def test_an_array_of_objects_is_refused_by_its_header(tmp_path):
@@ -125,11 +125,11 @@ def test_damaged_tables(tmp_path, evidence):
         texts = load_texts(SST2, tmp_path).check("SST-2", num_classes=2)
         texts.tensors(lambda lines: torch.tensor([[len(line)] for line in lines]))
 
-    for turn in range(size(300, 8_000)):
+    for turn in range(size(120, 8_000)):
         content = gzip.compress(inner.bytes(), 1) if turn % 2 else outer.bytes()
         train.write_bytes(content)
         tally.attempt(use, content, "train.tsv.gz", "sst2/")
-    tally.check(evidence, "tables of sentences", 300)
+    tally.check(evidence, "tables of sentences", 120)
 
 
 def test_damaged_public_tensors(tmp_path, evidence):
@@ -178,8 +178,8 @@ def test_damaged_public_tensors(tmp_path, evidence):
     mutator = Mutator(
         [save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10
     )
-    for turn in range(size(150, 4_000)):
+    for turn in range(size(60, 4_000)):
         content = mutator.bytes() if turn % 2 else draw_tensor()
         path.write_bytes(content)
         tally.attempt(use, content, "public.safetensors")
-    tally.check(evidence, "public tensors", 150)
+    tally.check(evidence, "public tensors", 60)

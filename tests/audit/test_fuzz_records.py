@@ -85,8 +85,8 @@ def chain_lines(lines):
 def test_damaged_ledgers(tmp_path, evidence):
     seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE), PICKLE]
     mutator, tally, path = Mutator(seeds, 1), Tally(), tmp_path / "ledger.jsonl"
-    tally.read(path, mutator.draw(size(400, 25_000)), lambda: _use(path))
-    tally.check(evidence, "ledgers, bytes", 400)
+    tally.read(path, mutator.draw(size(150, 25_000)), lambda: _use(path))
+    tally.check(evidence, "ledgers, bytes", 150)
 
 
 def test_forged_ledgers(tmp_path, evidence):
@@ -96,14 +96,14 @@ def test_forged_ledgers(tmp_path, evidence):
     seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE)]
     parsed = [[json.loads(line) for line in seed.splitlines()] for seed in seeds]
     mutator, tally, path = Mutator(seeds, 2), Tally(), tmp_path / "ledger.jsonl"
-    for _ in range(size(400, 15_000)):
+    for _ in range(size(150, 15_000)):
         lines = list(mutator.rng.choice(parsed))
         for _ in range(mutator.rng.choice((1, 1, 2))):
             number = mutator.rng.randrange(len(lines))
             lines[number] = mutator.json(lines[number])
         with suppress(RecursionError, ValueError):
             tally.read(path, [chain_lines(lines)], lambda: _use(path))
-    tally.check(evidence, "ledgers, forged", 380)
+    tally.check(evidence, "ledgers, forged", 140)
 
 
 def test_damaged_cards(tmp_path, evidence):
@@ -112,11 +112,11 @@ def test_damaged_cards(tmp_path, evidence):
     _ledger(path)
     whole = _card(path)
     mutator, tally = Mutator([json.dumps(whole, indent=2).encode(), PICKLE], 3), Tally()
-    for turn in range(size(300, 8_000)):
+    for turn in range(size(120, 8_000)):
         content = mutator.bytes() if turn % 2 else _dump(mutator.json(whole))
         card.write_bytes(content)
         tally.attempt(lambda: verify_ledger(path), content, "ledger.jsonl", "privacy_card.json")
-    tally.check(evidence, "privacy cards", 300)
+    tally.check(evidence, "privacy cards", 120)
 
 
 def _dump(value):
@@ -135,5 +135,5 @@ def test_damaged_metrics(tmp_path, evidence):
         metrics.write(tmp_path / "m.parquet")
         seeds.append((tmp_path / "m.parquet").read_bytes())
     mutator, tally, path = Mutator([*seeds, PICKLE], 4), Tally(), tmp_path / "m.parquet"
-    tally.read(path, mutator.draw(size(200, 10_000)), lambda: Metrics.read(path))
-    tally.check(evidence, "metrics, bytes", 200)
+    tally.read(path, mutator.draw(size(80, 10_000)), lambda: Metrics.read(path))
+    tally.check(evidence, "metrics, bytes", 80)

@@ -5,8 +5,6 @@ test mode are fixed; those of the operating system are judged at 1e-9 a check.
 `tests/test_teeth_release.py` and `test_noise_law.py` look at the noise of whole sessions.
 """
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -101,32 +99,14 @@ def test_a_secret_stream_is_too(dtype, evidence):
 
 
 def test_streams_of_two_keys_and_of_steps_share_nothing(fixed, evidence):
-    other = stream_table(NoiseStream.repeatable(2027))
+    steps = size(10, STEPS)
+    fixed, other = fixed[:steps], stream_table(NoiseStream.repeatable(2027), steps=steps)
     assert not judge_streams(fixed, other)
-    secret = [stream_table(NoiseStream.secure()) for _ in range(2)]
+    secret = [stream_table(NoiseStream.secure(), steps=steps) for _ in range(2)]
     assert not judge_streams(*secret)
     assert {INSIDE, "noise fingerprints"} <= judge_streams(fixed, np.roll(fixed.ravel(), 12_345))
     assert INSIDE in judge_streams(fixed, (fixed + 3 * other) / 10**0.5)
-    evidence("noise", "two keys", numbers=2 * NUMBERS)
-
-
-def test_a_forked_child_draws_its_own_noise(evidence):
-    stream = NoiseStream.secure()
-    stream.normal(10, 0)
-    count = 100_000
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover - another process
-        with os.fdopen(write, "wb") as pipe:
-            pipe.write(stream.normal(count, 1, "float64").tobytes())
-        os._exit(0)
-    os.close(write)
-    ours = stream.normal(count, 1, "float64")
-    with os.fdopen(read, "rb") as pipe:
-        theirs = np.frombuffer(pipe.read(), dtype=np.float64)
-    os.waitpid(child, 0)
-    assert not judge_streams(ours, theirs)
-    evidence("noise", "forked process", numbers=count)
+    evidence("noise", "two keys", numbers=2 * steps * D)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rounded"])

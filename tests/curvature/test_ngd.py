@@ -126,15 +126,18 @@ def test_positions_count_in_a_and_not_in_g():
 
 
 @pytest.mark.parametrize("step", [0, 3, 500])
-def test_norm_clip_noise_and_update_equal_dense_matrices(step):
-    """Vector 8.8: norms, clipped sum, mapped-back update and diag(F̃⁻¹), to 1e-10."""
+def test_map_and_variance_equal_dense_matrices(step):
+    """Vector 8.8: g F̃^(−1/2) and diag(F̃⁻¹), to 1e-10.
+
+    `test_in_a_session.py` has the clip, the noise and the update.
+    """
     torch.manual_seed(1)
     model, config = (
         mlp(d_in=6, width=5, classes=3).double(),
         ngd(probe=FeatureNoise(6), lambda_base=1e-4),
     )
     built = config.build(model, capture, 0)
-    metric, floor, c = config.metric_at(built, step), config.floor(step), 2.0
+    metric, floor = config.metric_at(built, step), config.floor(step)
     for name, block in run_on_probe(config, model).items():
         fisher = dense_fisher(built.metric[name], built.spectra[name])
         half, whole = power(fisher, floor, -0.5), power(fisher, floor, -1.0)
@@ -142,15 +145,6 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step):
         shape = (-1, *metric[name].scale.shape)
         z = metric[name].apply(g.view(shape)).flatten(1)
         assert_close(z, g @ half, rtol=1e-10, atol=1e-10)
-        norms = (g @ half).norm(dim=1)
-        a, b = block.a[:, 0] @ metric[name].input, block.b[:, 0] @ metric[name].output
-        ghost = ((b.square() @ metric[name].scale.square()) * a.square()).sum(1).sqrt()
-        assert_close(ghost, norms, rtol=1e-10, atol=1e-10)
-        factors = (c / norms).clamp(max=1)
-        noisy = factors @ (g @ half) + randn(half.shape[0])
-        update = metric[name].apply(noisy.view(shape)).flatten()
-        assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
-        assert_close(half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9)
         assert_close(metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10)
 
 
