@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         generated_text,
     )
     from dpkfc.early_stopping import EarlyStopping
+    from dpkfc.gradients.rules import register_layer_rule
     from dpkfc.postprocess import (
         EMA,
         SOFIM,
@@ -79,6 +80,7 @@ __all__ = [
     "generated_text",
     "keep_freed_memory",
     "register_batch_rule",
+    "register_layer_rule",
 ]
 
 # Where the names are. A module is imported when a name of it is used: torch alone takes seconds.
@@ -89,6 +91,7 @@ _NAMES = {
     "dpkfc.config": "Plan PrivacyConfig",
     "dpkfc.curvature": "GEP KFAC NGD AdaDPS Preconditioner Probe DeadLeaves FeatureNoise"
     " PinkNoise PublicData Refined TokenNoise WhiteNoise generated_text",
+    "dpkfc.gradients.rules": "register_layer_rule",
     "dpkfc.allocator": "keep_freed_memory",
     "dpkfc.postprocess": "EMA SOFIM AdamBC DiSK LowPass PostProcess WeightEMA",
     "dpkfc.privacy.ledger": "BudgetExhausted",

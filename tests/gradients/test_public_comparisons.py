@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.verification.batch_comparison import check_sizes
 from dpkfc.verification.public_passes import PublicPasses
 from tests.models import randn
@@ -78,6 +79,23 @@ def test_what_is_undefined_for_one_example_is_named_by_its_operation():
 
     refused = open_session(Normalised(3, 2).double(), rows())
     assert_refused(refused, "batch_norm.*taken over the batch", sine_loss)
+
+
+def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.gain
+
+    register_layer_rule(Gain, lambda call: {"gain": 2 * call.gradient * call.input})
+    model = nn.Sequential(nn.Linear(3, 3).double(), Gain())
+    with open_session(model, rows()) as session:
+        with pytest.raises(Exception, match="gain"):
+            session.step(next(session.batches()), sine_loss)
+        assert session.ledger.count == 0
 
 
 FEATURES = Heard()

@@ -22,6 +22,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.attention import IN, OUT, is_attention
 from dpkfc.gradients.layers import MATRICES, Layer, class_forward, join_names
+from dpkfc.gradients.rules import has_layer_rule
 from dpkfc.tensors import Tensors
 
 # --------------------------------------------------------------------------------------------------
@@ -96,6 +97,7 @@ _NORMS = (
 )
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ALONE = ("fallback", "custom")  # share no parameter
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 _RULE_OF_CLASS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -210,11 +212,11 @@ def _sharers(users: list[_Owner]) -> tuple[_Owner, ...]:
     A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa head)
     does not use it.
     """
-    ruled = {owner.module for owner in users if owner.rule != "fallback"}
+    ruled = {owner.module for owner in users if owner.rule not in _ALONE}
     return tuple(
         owner
         for owner in users
-        if owner.rule != "fallback" or ruled.isdisjoint(owner.module.modules())
+        if owner.rule not in _ALONE or ruled.isdisjoint(owner.module.modules())
     )
 
 
@@ -228,7 +230,7 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return sharers[0].rule
     forms = [owner.identify(roles) for owner in sharers]
     is_one_form = all(form == forms[0] for form in forms)
-    if not is_one_form or "fallback" in rules:
+    if not is_one_form or not rules.isdisjoint(_ALONE):
         return "fallback"
     if len(rules) == 1:
         return sharers[0].rule
@@ -278,6 +280,8 @@ def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
 
 
 def _rule_of(module: nn.Module, roles: list[str]) -> str:
+    if has_layer_rule(module) and "forward" not in vars(module):
+        return "custom"
     return "fallback" if weights_are_computed(module, roles) else _rule(module)
 
 

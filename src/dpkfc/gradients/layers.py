@@ -15,7 +15,7 @@ from dpkfc.tracking.states import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""
-_NEEDS_PARAMETERS = ("fallback", "recurrent")
+_NEEDS_PARAMETERS = ("fallback", "recurrent", "custom")
 """Rules whose gradients are computed from the parameters at the time of the pass."""
 
 
@@ -27,7 +27,7 @@ class Layer:
         name: path of the (first) module in the model; "" is the model itself.
         modules: the module objects that use these parameters.
         rule: linear, conv, embedding, tied (one weight of embeddings and linear layers), norm,
-            recurrent or fallback.
+            recurrent, custom (a rule of `register_layer_rule`) or fallback.
         parameters: role inside the module to the parameter's name in the model, trainable ones
             only.
         frozen: roles that are present but not trained.

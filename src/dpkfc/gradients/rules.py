@@ -1,15 +1,16 @@
-"""From recorded calls to blocks: one function per rule."""
+"""From recorded calls to blocks: one function per rule, and the registry of users' own rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
 
 from dpkfc.distributed.fsdp import check_not_freed, gather_layer
 from dpkfc.gradients.fallback import fallback_gradients
@@ -27,6 +28,58 @@ from dpkfc.linalg.blocks import (
     raise_precision,
 )
 from dpkfc.tracking.states import example_first
+
+
+class LayerRule(Protocol):
+    """Computes the gradients of one example from one call of a module."""
+
+    def __call__(self, call: Call) -> Mapping[str, Tensor]:
+        """Return the gradients of one example's loss with respect to the module's own parameters.
+
+        Args:
+            call: the module, and the inputs and output gradients of ONE example, without the batch
+                axis. Where an example has several rows, the rows are the first axis. An input that
+                all examples share is as the module was called with.
+
+        Returns:
+            Name of each trainable parameter in the module to a gradient of the parameter's shape.
+        """
+        ...
+
+
+_layer_rules: dict[type[nn.Module], LayerRule] = {}
+
+
+def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> None:
+    """Register how the gradients of a module class are computed.
+
+    The rule takes the place of the general method, which runs the module again for each example.
+    It sees one example and is run for all of them by `torch.vmap`, so it cannot mix examples. It
+    holds for modules of exactly this class, not for subclasses. Register it before a model is made
+    private.
+
+    Args:
+        module_class: a subclass of `nn.Module` with its own forward function.
+        rule: from one recorded call to the gradients of a single example, see `LayerRule`.
+
+    Raises:
+        TypeError: no class of modules.
+
+    Example:
+        def scale_rule(call):
+            return {"weight": (call.gradient * call.input).flatten(0, -2).sum(0)}
+
+        register_layer_rule(Scale, scale_rule)
+    """
+    is_class = isinstance(module_class, type)
+    if not is_class or not issubclass(module_class, nn.Module):
+        raise TypeError(f"a layer rule belongs to a subclass of nn.Module, got {module_class!r}")
+    _layer_rules[module_class] = rule
+
+
+def has_layer_rule(module: nn.Module) -> bool:
+    """Return whether a rule is registered for exactly the class of a module."""
+    return type(module) in _layer_rules
 
 
 def form_blocks(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
@@ -58,7 +111,7 @@ def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
         with gather_layer(layer):
             inputs = [(call.args, call.kwargs) for call in recorded]
             check_not_freed(layer, inputs)
-            if layer.rule not in ("fallback", "recurrent"):
+            if layer.rule not in ("fallback", "custom", "recurrent"):
                 recorded = [_example_first(layer, call, batch_size) for call in recorded]
             blocks.append(_RULES[layer.rule](layer, recorded, batch_size))
     return join_uses(blocks)
@@ -202,6 +255,51 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
     return F.instance_norm(x, eps=module.eps)
 
 
+def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    """Return the gradients of a registered rule, which `torch.vmap` runs on each example alone.
+
+    Raises:
+        ValueError: gradients of other parameters or of another shape, naming the layer.
+    """
+    rule = _layer_rules[type(call.module)]
+    inputs, spec, axes = call.batched_leaves()
+    input_axes: list[int | None] = [None] * len(inputs)
+    for i, axis in axes.items():
+        input_axes[i] = 0
+        inputs[i] = example_first(inputs[i], axis, batch_size)
+    for i, x in enumerate(inputs):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            inputs[i] = raise_precision(x)
+    output_gradients: list[Tensor | None] = [None] * len(call.output_gradients)
+    gradient_axes: list[int | None] = [None] * len(output_gradients)
+    for place, (gradient, axis) in call.batched_gradients().items():
+        gradient_axes[place] = 0
+        rows = example_first(gradient, axis, batch_size)
+        output_gradients[place] = raise_precision(rows)
+
+    def differentiate_one(inputs: list[Any], gradients: list[Any]) -> dict[str, Tensor]:
+        args, kwargs = tree_unflatten(inputs, spec)
+        own = replace(call, args=args, kwargs=kwargs, output_gradients=gradients)
+        return dict(rule(own))
+
+    run_all = torch.vmap(differentiate_one, in_dims=(input_axes, gradient_axes))
+    gradients = run_all(inputs, output_gradients)
+    by_role = {}
+    for role in layer.parameters:
+        expected = tuple(layer.tensor(role).shape)
+        actual = None
+        if role in gradients:
+            actual = tuple(gradients[role].shape[1:])
+        if actual != expected:
+            raise ValueError(
+                f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
+                f"return the gradient of one example, of shape {expected}"
+            )
+        g = gradients[role].detach()
+        by_role[role] = raise_precision(g)
+    return PerExample(by_role)
+
+
 def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
     gradients = fallback_gradients(layer, call, batch_size)
     return PerExample(gradients)
@@ -216,6 +314,7 @@ _RULES: dict[str, Callable[[Layer, Sequence[Call], int], Any]] = {
     "conv": partial(_join_each, _conv),
     "embedding": partial(_join_each, _embedding),
     "norm": partial(_join_each, _norm),
+    "custom": partial(_join_each, _custom),
     "fallback": partial(_join_each, _fallback),
     "recurrent": _recurrent,
     "tied": _make_tied,

@@ -245,7 +245,7 @@ class Tape:
         if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
             why = "its offsets count from the beginning of the batch"
             self.tracker.fail("EmbeddingBag", why)
-        if layers[0].rule == "fallback":
+        if layers[0].rule in ("fallback", "custom"):
             call.states = all_states()
             # A call may fill a list, a dictionary or a cache that it is given.
             call.given = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
