@@ -14,13 +14,12 @@ from safetensors.torch import save_file
 
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
 from dpkfc.app.datasets.text import hashed_texts, load_texts
-from dpkfc.app.pretrained import minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.images import CIFAR10_NORMALISATION
-from dpkfc.app.recipes.text import SIZE
 from dpkfc.app.run_folder import write_atomically
 from dpkfc.app.tuning.runs import Place, Plain, Run, StudyError
-from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH
+from dpkfc_papers.minilm import minilm_tokens
+from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SIZE
 from dpkfc_papers.sentence_vectors import encode_tokens
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.pretrained import minilm_classifier, minilm_tokens
+from dpkfc_papers.minilm import minilm_classifier, minilm_tokens
 
 # Numbers of a sentence vector.
 SENTENCE_WIDTH = 384

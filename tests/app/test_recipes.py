@@ -272,11 +272,11 @@ def test_padding_behind_a_text_changes_none_of_its_logits():
 
 
 def test_training_texts_of_the_test_file_are_left_out(planted, monkeypatch):
-    from dpkfc.app.recipes import text as text_recipes
+    from dpkfc_papers.recipes import sentences
 
     seen = []
     monkeypatch.setattr(
-        text_recipes,
+        sentences,
         "minilm_tokens",
         lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length),
     )

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import SST2, load_texts
-from dpkfc.app.pretrained import SentenceClassifier, minilm_tokens
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.run_config import make_config
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import run
+from dpkfc_papers.minilm import SentenceClassifier, minilm_tokens
 
 
 def _write(folder, train="sentence\tlabel\na fine film\t1\ndull\t0\n", dev=None):

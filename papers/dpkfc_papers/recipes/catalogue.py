@@ -9,6 +9,7 @@ from dpkfc_papers.recipes import generation, images, regression, sentences
 RECIPES = tuple(
     replace(recipe, package="dpkfc_papers.recipes")
     for recipe in (
+        images.MNIST_MLP,
         images.MNIST_VIT,
         images.CIFAR10_WRN,
         images.CIFAR10_RESNET20,
@@ -22,6 +23,8 @@ RECIPES = tuple(
         images.UTKFACE_RESNET20,
         images.PATHMNIST_CNN,
         regression.LINEAR_REGRESSION,
+        sentences.IMDB_LOGISTIC,
+        sentences.SST2_MINILM,
         sentences.AG_NEWS_MINILM,
         sentences.STACKOVERFLOW_MINILM,
         sentences.STACKOVERFLOW_HEAD,

@@ -18,8 +18,14 @@ from dpkfc.app.recipes.images import (
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_config import RunConfig
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, PATH, SVHN, UTKFACE
-from dpkfc_papers.recipes.networks import cifar_vit, mnist_vit, resnet20, wide_resnet
+from dpkfc_papers.recipes.networks import cifar_vit, mnist_mlp, mnist_vit, resnet20, wide_resnet
 from dpkfc_papers.recipes.timm_models import check_timm, timm_model
+
+# --------------------------------------------------------------------------------------------------
+# MNIST: a network of two hidden layers (784-256-256-10, 269,322 parameters).
+
+MNIST_MLP = replace(MNIST_CNN, name="mnist-mlp", build=mnist_mlp)
+
 
 # --------------------------------------------------------------------------------------------------
 # MNIST: a transformer of two blocks on 16 patches, 14 linear layers, as in the DP-KFC paper's

@@ -1,4 +1,4 @@
-"""Networks of the papers: residual ones and small vision transformers."""
+"""Networks of the papers: one of two hidden layers, residual ones, small vision transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+
+def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
+    """Build two hidden layers of 256 (784-256-256-10), 269,322 parameters.
+
+    Input `[N, 1, 28, 28]`, output `[N, num_classes]`.
+    """
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, num_classes),
+    )
+
 
 # --------------------------------------------------------------------------------------------------
 # Wide residual networks for private training from scratch (De et al. 2022; Zagoruyko and Komodakis

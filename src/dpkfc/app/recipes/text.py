@@ -1,4 +1,4 @@
-"""Recipes of texts: hashed words with a linear model, a pretrained encoder of sentences, and GPT-2.
+"""Recipes of texts: hashed words, or means of layers of a pretrained encoder, with a linear model.
 
 No vocabulary and no document frequencies are fitted. On private text both are functions of all
 examples without clip and noise, so that a stated ε would not hold. `vocabulary = "private"` and
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.datasets.sources import Source
@@ -25,19 +25,12 @@ from dpkfc.app.datasets.text import (
     Texts,
     WordWeights,
     hashed_rows,
-    hashed_texts,
     load_texts,
     sparse_texts,
     word_hashes,
 )
 from dpkfc.app.models import linear_from_zero
-from dpkfc.app.pretrained import (
-    layer_features,
-    minilm_classifier,
-    minilm_tokens,
-    public_means,
-    sentence_encoder,
-)
+from dpkfc.app.pretrained import layer_features, public_means, sentence_encoder
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_config import RunConfig
@@ -45,7 +38,6 @@ from dpkfc.convex import AVERAGE, STEPS
 from dpkfc.curvature.model_inputs import Sample
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.token_noise import TokenNoise
 from dpkfc.data.sparse import SparseRows
 from dpkfc.features.zipf_words import COMMON_WORDS, ZipfWords
 
@@ -101,7 +93,7 @@ class HashedZipf(Probe):
         return {**facts, **asdict(self.text)}
 
 
-def _load(
+def load_rows(
     source: Source,
     num_classes: int,
     encode: Callable[[Sequence[str]], Tensor],
@@ -129,10 +121,9 @@ def remove_test_texts(texts: Texts) -> Texts:
 
 
 # --------------------------------------------------------------------------------------------------
-# IMDB: 25,000 film reviews, two classes. `imdb` has 32,768 columns and weights words by how rare
-# they are in English, by Zipf's law; `imdb-logistic` has 4,096 columns without weights.
+# IMDB: 25,000 film reviews, two classes. Words are weighted by how rare they are in English, by
+# Zipf's law.
 
-SIZE = 4096
 WIDE = 32_768
 # Norm of rows of weighted words. The input of the bias is 1: at norm 1 it takes half of the clipped
 # norm, and the words have less signal at the same noise.
@@ -145,116 +136,24 @@ def weighted_words(texts: Sequence[str], size: int) -> SparseRows:
     return SparseRows(rows.matrix * np.float32(NORM))
 
 
-def _reviews_recipe(
-    name: str,
-    size: int,
-    build: Callable[[int, int], nn.Module],
-    hashed: Callable[[Sequence[str], int], Tensor],
-    *,
-    weighted: bool = False,
-) -> Recipe:
-    """Return a recipe of a linear model on hashed words of film reviews."""
-
-    def probe(config: RunConfig) -> HashedZipf:
-        return HashedZipf(size, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted)
-
-    by = ", weighted by Zipf's law" if weighted else ""
-    features = f"{size:,} signed hashes of words, key {KEY!r}{by}"
-    return Recipe(
-        name=name,
-        title=IMDB.name,
-        load=partial(_load, IMDB, 2, lambda lines: hashed(lines, size)),
-        build=partial(build, size, 2),
-        input_shape=(size,),
-        num_classes=2,
-        constants={"features": (features, "published; nothing is fitted")},
-        probe=probe,
-    )
-
-
-# Logistic regression as two scores whose difference the softmax takes.
-IMDB_LOGISTIC = _reviews_recipe("imdb-logistic", SIZE, linear_from_zero, hashed_texts)
 # Weighted words take 3.3 GB in half precision.
-IMDB_WORDS = _reviews_recipe(
-    "imdb",
-    WIDE,
-    LinearHead,
-    lambda lines, size: weighted_words(lines, size)[:].half(),
-    weighted=True,
+IMDB_WORDS = Recipe(
+    name="imdb",
+    title=IMDB.name,
+    load=partial(load_rows, IMDB, 2, lambda lines: weighted_words(lines, WIDE)[:].half()),
+    build=partial(LinearHead, WIDE, 2),
+    input_shape=(WIDE,),
+    num_classes=2,
+    constants={
+        "features": (
+            f"{WIDE:,} signed hashes of words, key {KEY!r}, weighted by Zipf's law",
+            "published; nothing is fitted",
+        )
+    },
+    probe=lambda config: HashedZipf(
+        WIDE, ZipfWords(exponent=config.preconditioner.zipf_exponent), weighted=True
+    ),
 )
-
-
-# --------------------------------------------------------------------------------------------------
-# Sentences: a pretrained encoder, its vocabulary, and token noise.
-
-VOCABULARY = 30522
-
-
-def token_noise(config: RunConfig, length: int) -> TokenNoise:
-    """Return random WordPiece tokens between [CLS] and [SEP].
-
-    Words begin at id 1996 of this public vocabulary.
-
-    Args:
-        config: has the exponent of Zipf's law.
-        length: columns of the inputs.
-    """
-    return TokenNoise(
-        vocab_size=VOCABULARY,
-        length=length,
-        min_length=4,
-        zipf_exponent=config.preconditioner.zipf_exponent or None,
-        cls_id=101,
-        sep_id=102,
-        pad_id=0,
-        first_id=1996,
-        bare=True,
-    )
-
-
-def sentence_recipe(
-    name: str,
-    source: Source,
-    *,
-    num_classes: int,
-    length: int,
-    unseen: bool = False,
-    constants: dict[str, tuple[str, str]] | None = None,
-) -> Recipe:
-    """Return a recipe that trains the head and the last block of MiniLM-L6 on labelled texts.
-
-    Args:
-        name: of the recipe.
-        source: of the texts.
-        num_classes: number of labels.
-        length: tokens a text is cut at.
-        unseen: leave out training texts that also occur in the test split.
-        constants: more that is taken as public.
-    """
-
-    def tokens(lines: Sequence[str]) -> Tensor:
-        return minilm_tokens(lines, length)
-
-    def probe(config: RunConfig) -> TokenNoise:
-        return token_noise(config, length)
-
-    return Recipe(
-        name=name,
-        title=source.name,
-        load=partial(_load, source, num_classes, tokens, unseen=unseen),
-        build=partial(minilm_classifier, num_classes),
-        input_shape=(length,),
-        num_classes=num_classes,
-        constants={
-            "vocabulary": (
-                f"WordPiece, {VOCABULARY:,} tokens, cut at {length}",
-                "published with the encoder",
-            ),
-            "pretrained weights": ("all-MiniLM-L6-v2", "published; trained on public web text"),
-            **(constants or {}),
-        },
-        probe=probe,
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -297,7 +196,7 @@ def whitened_recipe(
     return Recipe(
         name=name,
         title=source.name,
-        load=partial(_load, source, num_classes, rows, unseen=unseen),
+        load=partial(load_rows, source, num_classes, rows, unseen=unseen),
         build=partial(linear_from_zero, LAYERS_WIDTH, num_classes, bias=False),
         input_shape=(LAYERS_WIDTH,),
         num_classes=num_classes,
@@ -316,10 +215,3 @@ def whitened_recipe(
 
 SST2_HEAD = whitened_recipe("sst2", SST2, num_classes=2, length=64)
 IMDB_HEAD = whitened_recipe("imdb-encoder", IMDB, num_classes=2, length=128)
-
-
-# --------------------------------------------------------------------------------------------------
-# SST-2: 67,349 phrases of film reviews, two classes; a pretrained sentence encoder, whose last
-# block and head are trained.
-
-SST2_MINILM = sentence_recipe("sst2-minilm", SST2, num_classes=2, length=48)
