@@ -53,19 +53,6 @@ def test_the_schedule_has_the_values_of_the_specification():
     assert within == pytest.approx(755, abs=5)
 
 
-def test_lambda_safe_of_matched_steps():
-    """Resolution 1: (0.01 · 10 / (2 · 1))² = 0.0025, and 0.01 at η = 0.02."""
-    rest = {"probe": FeatureNoise(12), "steps": 10}
-    assert NGD.matched(
-        eta=0.01, clip=10, eta_sgd=2, clip_sgd=1, **rest
-    ).lambda_safe == pytest.approx(0.0025)
-    assert NGD.matched(
-        eta=0.02, clip=10, eta_sgd=2, clip_sgd=1, **rest
-    ).lambda_safe == pytest.approx(0.01)
-    with pytest.raises(ValueError, match="eta_sgd must be positive"):
-        NGD.matched(eta=0.02, clip=10, eta_sgd=0, clip_sgd=1, **rest)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

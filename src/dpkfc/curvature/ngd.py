@@ -113,33 +113,6 @@ class NGD(ProbePreconditioner):
         check_in_range("warm", self.warm, "[0, 1)")
         check_positive("power", self.power)
 
-    @classmethod
-    def matched(
-        cls, *, eta: float, clip: float, eta_sgd: float, clip_sgd: float, **settings: Any
-    ) -> NGD:
-        """Return settings whose largest step in parameter space equals a tuned DP-SGD's.
-
-            λ_safe = (η C / (η_sgd C_sgd))²
-
-        Args:
-            eta: learning rate η of the run.
-            clip: its `max_grad_norm`.
-            eta_sgd: learning rate of DP-SGD on the same task and model.
-            clip_sgd: its `max_grad_norm`.
-            settings: of `NGD`.
-
-        Source: DP-NGD, Eq. 16. It compares upper bounds: a heuristic, not a guarantee.
-
-        Raises:
-            ValueError: a number that is not positive and finite.
-        """
-        numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
-        for name, value in numbers.items():
-            check_positive(name, value)
-        step = eta * clip
-        ratio = step / (eta_sgd * clip_sgd)
-        return cls(lambda_safe=ratio**2, **settings)
-
     @property
     def base(self) -> float:
         """λ_base in force."""
