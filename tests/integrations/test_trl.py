@@ -302,3 +302,9 @@ def test_experts_that_are_balanced_over_a_batch_are_refused(tmp_path):
         sft(tmp_path, MixtralForCausalLM(sparse))
     trainer = sft(tmp_path, MixtralForCausalLM(sparse), router_aux_loss_coef=0.0)
     assert trainer.train().global_step == 2
+
+
+def test_rounding_in_bfloat16_is_not_taken_for_a_layer_that_changes(tmp_path, caplog):
+    """TRL computes in bfloat16 by default, while the weights of norms are in float32."""
+    dpo(tmp_path, model_of(torch.float32), peft_config=None, bf16=True).train()
+    assert "one example at a time" not in caplog.text

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import split_sum
-from dpkfc.gradients.layers import Call, Layer, tensors_of
+from dpkfc.gradients.layers import Call, Calls, Layer, tensors_of
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
@@ -77,9 +77,10 @@ def check_tape(
     total_norm = total_norm_of(expected)
     if not math.isfinite(total_norm):
         return None
+    dtype = _find_coarsest_dtype(passes.layers, calls)
     for layer in passes.layers:
         try:
-            _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm)
+            _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm, dtype)
         except Exception as error:
             if layer.rule != "fallback" or is_out_of_memory(error):
                 raise
@@ -94,6 +95,7 @@ def _check_sums(
     weights: Tensor,
     expected: Tensors,
     total_norm: float,
+    dtype: torch.dtype,
 ) -> None:
     """Check the weighted sums of the examples' gradients of a layer, against autograd's."""
     sums: Tensors = {}
@@ -101,7 +103,6 @@ def _check_sums(
         with full_precision():
             block = blocks_of(layer, calls, len(weights))
             sums = split_sum(layer, block.weighted_sum(weights))
-    dtype = _coarsest_dtype(layer, calls)
     for name in layer.parameters.values():
         one = sums.get(name)
         if one is None:
@@ -115,10 +116,15 @@ def _check_sums(
             )
 
 
-def _coarsest_dtype(layer: Layer, calls: Sequence[Any]) -> torch.dtype:
-    """Return the floating-point type of a layer's parameters and outputs that rounds most."""
-    dtypes = [layer.tensor(role).dtype for role in layer.parameters]
-    for call in calls:
-        if isinstance(call, Call):
-            dtypes += [output.dtype for output in tensors_of(call.output_gradients)]
+def _find_coarsest_dtype(layers: Sequence[Layer], calls: Calls) -> torch.dtype:
+    """Return the floating-point type of parameters and outputs of the layers that rounds most.
+
+    Under autocast a layer in bfloat16 rounds the gradients of others too.
+    """
+    dtypes = []
+    for layer in layers:
+        dtypes += [layer.tensor(role).dtype for role in layer.parameters]
+        for call in calls.get(layer.name, []):
+            if isinstance(call, Call):
+                dtypes += [output.dtype for output in tensors_of(call.output_gradients)]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
