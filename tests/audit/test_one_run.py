@@ -335,7 +335,7 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case):
     listener = planted.listener
     signs = []
     for step in (0, 1):
-        planted.start_step(Batch(step, np.arange(40)))
+        planted.start_step(Batch(step, np.arange(36)))
         signs.append(planted._signs)
         for i in range(6):
             found = gradient(model, planted, 30 + i)

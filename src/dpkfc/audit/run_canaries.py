@@ -167,8 +167,10 @@ class PlantedCanaries(RunCanaries):
         else:
             self._signs = -self._signs
         self.loss.factors[:-1] = torch.from_numpy(self.coins * self._signs)
-        rows = self._first_row + np.arange(len(self.coins))
-        self._is_taken = np.isin(rows, np.asarray(batch.indices)) & self.coins
+        numbers = np.asarray(batch.indices) - self._first_row
+        self._is_taken = np.zeros(len(self.coins), bool)
+        self._is_taken[numbers[numbers >= 0]] = True
+        self._is_taken &= self.coins
 
     def observe(self, released: Released, metric: Metric) -> None:
         """Add one release, given the metric of its noise."""
@@ -223,9 +225,10 @@ def _append_rows(dataset: Sequence[Tensor | StoredRows], m: int, inputs: Tensor 
     """
     columns = list[AppendedRows]()
     for x in dataset:
-        rows = torch.ones(m, *x.shape[1:], dtype=x.dtype, device=x.device)
         if inputs is not None and not columns:
-            rows = inputs.to(rows)
+            rows = inputs.to(x.device, x.dtype)
+        else:
+            rows = torch.ones(m, *x.shape[1:], dtype=x.dtype, device=x.device)
         columns.append(AppendedRows(x, rows))
     no_canaries = torch.full((len(dataset[0]),), NO_CANARY)
     ids = torch.cat([no_canaries, torch.arange(m)])
@@ -303,6 +306,8 @@ def _first_position(ndim: int) -> tuple[Any, ...]:
 
 def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
+    if a.ndim == 2:
+        return a, a
     first = _first_position(a.ndim)
     position = a[first]
     inputs = torch.zeros_like(a)
