@@ -84,8 +84,8 @@ SETTINGS = {
         lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="before"),
         "inverse",
     ),
-    "adadps decay": (
-        lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9),
+    "adadps": (
+        lambda k: AdaDPS(probe=public(k), batch_size=10, every=2),
         "whitened",
     ),
     "oracle": (

@@ -219,7 +219,7 @@ CASES = {
     ),
     "NGD": Case({"preconditioner": ngd(FeatureNoise(6)), "readout": "natural"}),
     "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
-    "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),
+    "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2)}),
     "GEP": Case(
         {"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}
     ),

@@ -131,7 +131,7 @@ PRECONDITIONERS = {
     "later probes of three examples": kfac(decay=0.7, later_probe_size=3),
     "factors of two probes": kfac(output_probe=ROWS, labels="given"),
     "NGD": NGD(probe=ROWS, lambda_safe=0.05, lambda_base=1e-3, steps=6, every=2),
-    "AdaDPS": AdaDPS(probe=ROWS, batch_size=10, every=2, decay=0.9),
+    "AdaDPS": AdaDPS(probe=ROWS, batch_size=10, every=2),
 }
 FILTERS = {
     "DP-KFC, DiSK and AdamBC": (

@@ -22,14 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpkfc._checks import check_in_range, check_positive
+from dpkfc._checks import check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, choose_labels
-from dpkfc.curvature.fisher import condition, eigenvalues
+from dpkfc.curvature.fisher import condition
 from dpkfc.curvature.gradient_moments import (
-    PER,
     Moments,
     Sums,
-    squared_gradients,
     summed_gradients,
 )
 from dpkfc.curvature.layer_factors import Rules
@@ -51,13 +49,12 @@ class AdaDPS(ProbePreconditioner):
     Attributes:
         probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`,
             "pink AdaDPS").
-        batch_size: examples of a public mini-batch; None takes the whole probe as one.
+        batch_size: examples of a public mini-batch, whose mean gradient is squared; None takes the
+            whole probe as one.
         probe_size: examples of a refresh; None takes all of the probe (256 of an endless one). It
             is rounded down to whole mini-batches.
         floor: ε as a fraction of the mean of v over all entries of the model.
         every: steps between refreshes.
-        decay: β of v ← β v + (1 − β) v_new over the refreshes; 0 keeps the last one alone.
-        per: `batch` squares the mean gradient of a mini-batch, `example` every example's own.
         labels: None takes the probe's labels if it has some, and draws them from the model
             otherwise; or as in `KFAC`.
         likelihood, loss: as in `KFAC`.
@@ -72,8 +69,6 @@ class AdaDPS(ProbePreconditioner):
     probe_size: int | None = None
     floor: float = 1e-3
     every: int = 50
-    decay: float = 0.0
-    per: str = "batch"
     labels: str | None = None
     likelihood: str = "categorical"
     loss: ProbeLoss | None = None
@@ -86,16 +81,9 @@ class AdaDPS(ProbePreconditioner):
     def __post_init__(self) -> None:
         self._check(
             labels=(None, *LABELS),
-            per=PER,
             scale=("probe", "raw"),
         )
         check_positive("floor", self.floor)
-        check_in_range("decay", self.decay, "[0, 1)")
-
-    @property
-    def uses_previous_state(self) -> bool:
-        """Whether a refresh continues from the state of the one before."""
-        return self.decay > 0
 
     @property
     def resolved_labels(self) -> str:
@@ -107,7 +95,8 @@ class AdaDPS(ProbePreconditioner):
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
         spec = self.probe_spec(0)
-        return self._describe("adadps", probe_size=spec.size, labels=spec.labels)
+        fixed = {"decay": 0.0, "per": "batch"}
+        return self._describe("adadps", probe_size=spec.size, labels=spec.labels, **fixed)
 
     def probe_spec(self, step: int) -> ProbeSpec:
         """Return what a refresh runs, in whole mini-batches."""
@@ -128,7 +117,6 @@ class AdaDPS(ProbePreconditioner):
         capture: Capture,
         step: int,
         rules: Rules | None = None,
-        previous: PreconditionerState | None = None,
     ) -> PreconditionerState:
         """Measure second moments on the probe at the model's present parameters.
 
@@ -137,15 +125,12 @@ class AdaDPS(ProbePreconditioner):
             capture: maps (model, loss) to layer name and block.
             step: names the random stream.
             rules: layer name to rule.
-            previous: the state of the refresh before, read if `decay` is not 0.
 
         Raises:
             ValueError: what the model gives on the probe is not finite, or nothing has a gradient.
         """
         with preserve_model(model), torch.no_grad():
             layers, last, note = self._measure(model, capture, step)
-            if previous is not None and self.decay:
-                layers = self._average(layers, previous)
             shift = self.floor * _mean(layers)
             if not shift > 0:
                 raise ValueError(
@@ -189,11 +174,7 @@ class AdaDPS(ProbePreconditioner):
         whole = spec.within or spec.size
 
         def add(name: str, block: Block) -> None:
-            if block.kind is None:
-                return
-            if self.per == "example":
-                _add(moments, name, squared_gradients(block))
-            else:
+            if block.kind is not None:
                 _add(pending, name, summed_gradients(block))
 
         for microbatch in run_probe(model, capture, spec):
@@ -208,20 +189,6 @@ class AdaDPS(ProbePreconditioner):
             note = microbatch.note
             del microbatch
         return moments, last, note
-
-    def _average(
-        self, layers: Mapping[str, Moments], previous: PreconditionerState
-    ) -> dict[str, Moments]:
-        """Return v of every layer, averaged with the refreshes before."""
-        averaged = dict(layers)
-        for name in layers.keys() & previous.spectra.keys():
-            before = eigenvalues(previous.metric[name], previous.spectra[name])
-            values = {}
-            for role, x in layers[name].mean.items():
-                past = self.decay * before[role].to(x)
-                values[role] = past + (1 - self.decay) * x
-            averaged[name] = replace(layers[name], values=values, count=1)
-        return averaged
 
 
 def _add(totals: dict[str, Any], name: str, new: Sums) -> None:

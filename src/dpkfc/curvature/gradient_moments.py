@@ -20,7 +20,6 @@ from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from dpkfc.tensors import NamedTensors, Tensors
 
-PER = ("example", "batch")
 MATRIX_ROLE = "weight"  # role of a matrix-shaped layer
 
 
