@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc_papers.recipes.networks import TransformerBlock
+
 CLASSES = 10
 
 
@@ -84,49 +86,14 @@ class Case:
         return reflect_pad_crop_flip() if self.views > 1 else None
 
 
-class Attention(nn.Module):
-    """Self-attention with separate query, key, value and output maps."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
-        )
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int, ffn_ratio: int) -> None:
-        super().__init__()
-        self.first, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.second = nn.LayerNorm(width)
-        self.up, self.down = (
-            nn.Linear(width, ffn_ratio * width),
-            nn.Linear(ffn_ratio * width, width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.first(x))
-        return x + self.down(F.gelu(self.up(self.second(x))))
-
-
 class Encoder(nn.Module):
     """Token embedding with fixed sinusoidal positions, blocks, mean over tokens, classes."""
 
-    def __init__(
-        self, width: int, length: int, blocks: int, ffn_ratio: int, vocabulary: int
-    ) -> None:
+    def __init__(self, width: int, length: int, blocks: int, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.Sequential(
-            *(Block(width, max(1, width // 64), ffn_ratio) for _ in range(blocks))
+            *(TransformerBlock(width, max(1, width // 64)) for _ in range(blocks))
         )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
         # A plain attribute: Opacus refuses modules with buffers.
@@ -202,17 +169,13 @@ def mlp(hidden: int) -> nn.Module:
     )
 
 
-def encoder_case(
-    width: int, length: int, batch_size: int, blocks: int, ffn_ratio: int, vocabulary: int
-) -> Case:
-    suffix = "" if ffn_ratio == 4 else f"-ffn{ffn_ratio}"
+def encoder_case(width: int, length: int, batch_size: int, blocks: int, vocabulary: int) -> Case:
     return Case(
-        name=f"encoder-{width}{suffix}",
-        title=f"{blocks}-block encoder, d={width}, T={length}"
-        + (f", FFN ×{ffn_ratio}" if suffix else ""),
+        name=f"encoder-{width}",
+        title=f"{blocks}-block encoder, d={width}, T={length}",
         batch_size=batch_size,
         shape=(length,),
-        build=lambda: Encoder(width, length, blocks, ffn_ratio, vocabulary),
+        build=lambda: Encoder(width, length, blocks, vocabulary),
         vocabulary=vocabulary,
     )
 
@@ -339,7 +302,7 @@ def card_cases() -> list[Case]:
     return [vit_case("vit-b16", 64), wrn_case(16, 4, 4096, views=16, micro_batch=2048)]
 
 
-def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dict[str, Case]:
+def cases(*, smoke: bool = False, card: bool = False) -> dict[str, Case]:
     """The models by name; `smoke` makes each small enough for a test, `card` adds those that only a
     card is asked for.
     """
@@ -353,7 +316,7 @@ def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dic
         }
         found = [
             Case(name="cnn", title="CNN", batch_size=4, build=mnist_cnn, **mnist),
-            encoder_case(32, 8, 4, 1, ffn_ratio, 50),
+            encoder_case(32, 8, 4, 1, 50),
             Case(name="mlp", title="MLP", batch_size=4, build=lambda: mlp(16), **mnist),
             replace(wrn_case(10, 1, 2), name="wrn", title="WRN-10-1"),
             vit_case("vit", 2, 32, **tiny_vit),
@@ -363,8 +326,8 @@ def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dic
     else:
         found = [
             Case(name="mnist-cnn", title="MNIST CNN", batch_size=256, build=mnist_cnn, **mnist),
-            encoder_case(256, 64, 32, 4, ffn_ratio, 1000),
-            encoder_case(512, 128, 16, 4, ffn_ratio, 1000),
+            encoder_case(256, 64, 32, 4, 1000),
+            encoder_case(512, 128, 16, 4, 1000),
             Case(
                 name="mlp",
                 title="MLP 784-1024-1024-10",

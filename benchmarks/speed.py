@@ -136,7 +136,7 @@ def measure_memory(
 ) -> dict[str, Any]:
     """Each contender alone in a process of its own, one after another."""
     given = ["--only", case_name, "--threads", str(arguments.threads), "--device", arguments.device]
-    given += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
+    given += ["--smoke"] * arguments.smoke
     given += [] if arguments.batch_size is None else ["--batch-size", str(arguments.batch_size)]
     return {name: run_alone([__file__, "--memory-of", name, *given]) for name in names}
 
@@ -171,9 +171,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--batch-size", type=int, help="instead of each model's own, as a card needs larger ones"
-    )
-    parser.add_argument(
-        "--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -248,9 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    known = cases(
-        smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio, card=arguments.device != "cpu"
-    )
+    known = cases(smoke=arguments.smoke, card=arguments.device != "cpu")
     if arguments.batch_size is not None:
         known = {
             name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()
