@@ -88,7 +88,7 @@ results: $(TOOLS) ## refresh the tables in README.md and docs, and their picture
 	$(BIN)/python -m dpkfc_papers.studies.pages
 	$(BIN)/python benchmarks/tables.py
 
-stats: $(TOOLS) ## files, tokens, names and words of the source
+stats: $(TOOLS) ## files and tokens of the source, words of the documents
 	$(BIN)/python benchmarks/stats.py
 
 picture: $(STAMP) ## run the demo and put its comparison into the README

@@ -1,5 +1,4 @@
-"""Print what `make stats` shows: files, tokens, packed lines, long messages and names, for each
-part of the source.
+"""Print what `make stats` shows: files, tokens and packed lines of each part of the source.
 
 python benchmarks/stats.py
 """
@@ -31,22 +30,6 @@ NOT_CODE = {
 }
 NOT_CODE |= {tokenize.ENDMARKER}
 CLOSING = {")", "]", "}"}
-# Words that name no action: participles, prepositions and adverbs.
-ODD_NAME = re.compile(
-    r"^_*(told|held|found|drawn|begun|owed|tried|apart|beside|alike|kept|made|said|given|taken|shown|left|spent|asked"
-    r"|of|in|at|as|on|by|from|with|without|to|for|under|over|along|after|before|around|beyond)(_|$)"
-)
-BRANCHES = (
-    ast.If,
-    ast.For,
-    ast.While,
-    ast.ExceptHandler,
-    ast.With,
-    ast.IfExp,
-    ast.BoolOp,
-    ast.comprehension,
-    ast.Assert,
-)
 
 
 @dataclass
@@ -56,10 +39,6 @@ class Counts:
     files: int = 0
     lines: int = 0
     tokens: int = 0
-    functions: int = 0
-    branches: int = 0
-    odd_names: list[str] = field(default_factory=list)
-    messages: int = 0
     long_messages: list[str] = field(default_factory=list)
 
     def add(self, path: Path) -> None:
@@ -83,14 +62,8 @@ class Counts:
             earlier = "text" if is_text else token.string
         self.lines += len(rows)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.functions += 1
-                self.branches += 1 + sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
-                if ODD_NAME.match(node.name):
-                    self.odd_names.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-            elif isinstance(node, ast.Raise | ast.Tuple):
+            if isinstance(node, ast.Raise | ast.Tuple):
                 length = sum(map(message_length, messages_of(node)))
-                self.messages += length > 0
                 if length > 160:
                     self.long_messages.append(f"{path.relative_to(ROOT)}:{node.lineno} {length}")
 
@@ -158,17 +131,9 @@ def count_parts() -> dict[str, Counts]:
 
 def main() -> None:
     counts = count_parts()
-    print(
-        f"{'':10} {'files':>6} {'tokens':>8} {'a line':>7} {'functions':>10} {'branches':>9}"
-        f" {'odd names':>10} {'> 160':>6}"
-    )
+    print(f"{'':10} {'files':>6} {'tokens':>8} {'a line':>7}")
     for part, found in counts.items():
-        a_line, branches = found.tokens / found.lines, found.branches / found.functions
-        odd = len(found.odd_names) / found.functions
-        print(
-            f"{part:10} {found.files:6} {found.tokens:8,} {a_line:7.2f} {found.functions:10,}"
-            f" {branches:9.2f} {odd:10.1%} {len(found.long_messages):6}"
-        )
+        print(f"{part:10} {found.files:6} {found.tokens:8,} {found.tokens / found.lines:7.2f}")
     docs = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     print(
         f"words of README and docs without tables: {words_of(docs):,}; README:"
