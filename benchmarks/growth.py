@@ -9,7 +9,6 @@ counts.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from common import (
     make_parser,
     markdown,
     now,
+    processor_seconds,
     read_json,
     write_json,
 )
@@ -194,13 +194,6 @@ def small_table(repeats: int) -> dict[str, Any]:
         "ratio": min(whole) / min(reference),
         "goal": 2.5,
     }
-
-
-def processor_seconds(words: list[str], folder: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 MEASURED = {

@@ -11,22 +11,22 @@ Figures are medians over rounds, of processor time. Opacus comes with `pip insta
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import statistics
+import sys
 import time
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from common import RESULTS, compare_pairs, hardware, judged, load_average, markdown, now, write_json
+from common import RESULTS, compare_pairs, judged, markdown, measure_once
 
 OUTPUT = RESULTS / "opacus_script.json"
 GOALS = {64: 0.8, 256: 0.6}
 NAMES = ("plain", "opacus", "dpkfc")
-WARMUP = 3
+WARMUP, ROUNDS = 3, 40
 
 
 def make_step(name: str, batch_size: int) -> Callable[[], None]:
@@ -89,7 +89,13 @@ def _engine(name: str) -> Any:
     return Peer()
 
 
-def measure(batch_size: int, rounds: int) -> dict[str, Any]:
+def measure(options: Namespace) -> dict[str, Any]:
+    """Return the figures by batch size."""
+    rounds = 2 if options.smoke else ROUNDS
+    return {"sizes": {str(size): measure_size(size, rounds) for size in GOALS}}
+
+
+def measure_size(batch_size: int, rounds: int) -> dict[str, Any]:
     """Return the figures of all contenders at one batch size."""
     live = {name: make_step(name, batch_size) for name in NAMES}
     taken: dict[str, list[float]] = {name: [] for name in NAMES}
@@ -124,30 +130,5 @@ def table(results: dict[str, Any]) -> str:
     return markdown([*head, "÷ Opacus (goal)", "÷ plain SGD"], rows)
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(options.threads)
-    found: dict[str, Any] = {
-        "date": now(),
-        "hardware": hardware(options.threads),
-        "load_before": load_average(),
-        "sizes": {},
-    }
-    for size in GOALS:
-        found["sizes"][str(size)] = measure(size, 2 if options.smoke else options.rounds)
-    print(table(found))
-    output = options.output or (None if options.smoke else OUTPUT)
-    if output:
-        write_json(output, found)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(measure_once(__doc__, None, OUTPUT, measure, table, threads=1))

@@ -1,6 +1,6 @@
 """Measure the processor seconds of each command's start, as a ratio to `python -c "import numpy"`.
 
-    python benchmarks/startup.py --repeats 5
+    python benchmarks/startup.py            # results/startup.json
 
 Each command runs in a process of its own, in turn with the reference; the least of the repeats
 counts, since other work can only add to it.
@@ -8,17 +8,15 @@ counts, since other work can only add to it.
 
 from __future__ import annotations
 
-import argparse
-import resource
-import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, markdown, now, write_json
+from common import RESULTS, markdown, measure_once, processor_seconds
 
-REFERENCE = ("-c", "import numpy")
+REFERENCE, REPEATS = "python -c 'import numpy'", 5
 COMMANDS = {
     "import dpkfc": ("-c", "import dpkfc"),
     "dpkfc --help": ("-m", "dpkfc", "--help"),
@@ -33,29 +31,19 @@ COMMANDS = {
 TRAIN = "-m dpkfc train --recipe digits --method dp-sgd --steps 5 --out run --quiet".split()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=RESULTS / "startup.json")
-    arguments = parser.parse_args()
+def measure(options: Namespace) -> dict[str, Any]:
+    """Return the least processor seconds of each start, and their ratios to the reference."""
+    rows = {REFERENCE: ("-c", "import numpy"), **COMMANDS}
+    least = dict.fromkeys(rows, float("inf"))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "table.csv").write_text("age,smoker,died\n", "utf-8")
-        seconds_of(TRAIN, folder)
-        rows = {"python -c 'import numpy'": REFERENCE, **COMMANDS}
-        least = dict.fromkeys(rows, float("inf"))
-        for _ in range(arguments.repeats):
+        processor_seconds(TRAIN, folder)
+        for _ in range(1 if options.smoke else REPEATS):
             for name, words in rows.items():
-                least[name] = min(least[name], seconds_of(words, folder))
-    reference = least["python -c 'import numpy'"]
-    for name, seconds in least.items():
-        print(f"{name:28} {seconds:6.2f} s {seconds / reference:6.1f}x")
-    content = {
-        "hardware": hardware(1),
-        "date": now(),
-        "seconds": {name: round(value, 3) for name, value in least.items()},
-        "ratio_to_numpy": {name: round(value / reference, 2) for name, value in least.items()},
-    }
-    write_json(arguments.output, content)
+                least[name] = min(least[name], processor_seconds(words, folder))
+    ratios = {name: round(value / least[REFERENCE], 2) for name, value in least.items()}
+    seconds = {name: round(value, 3) for name, value in least.items()}
+    return {"seconds": seconds, "ratio_to_numpy": ratios}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -67,13 +55,5 @@ def table(results: dict[str, Any]) -> str:
     return markdown(["command", "processor seconds", "÷ import of NumPy"], rows)
 
 
-def seconds_of(words: list[str] | tuple[str, ...], folder: str) -> float:
-    """Return processor seconds, to which other work on the machine adds little."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(measure_once(__doc__, None, RESULTS / "startup.json", measure, table, threads=1))
