@@ -19,17 +19,21 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, hardware, load_average, now, read_json, write_json
+from common import RESULTS, hardware, load_average, make_parser, now, read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = RESULTS / "tables_ours.json"
 CHOICE = RESULTS / "tables_choice.json"
 DELTA = 1e-5
+# Of a table: the key of each row, and what makes it.
+Jobs = Callable[[str], Iterable[tuple[str, Callable[[Path, Any], dict[str, Any]]]]]
 FILES = {
     "adult": "adult.data.gz",
     "credit": "UCI_Credit_Card.csv.gz",
@@ -92,8 +96,9 @@ def unpack(data_dir: Path, name: str, folder: Path) -> Path:
 
 def train(
     path: Path,
-    name: str,
     records: Any,
+    *,
+    name: str,
     model: str,
     epsilon: float,
     seed: int,
@@ -104,8 +109,8 @@ def train(
 
     Args:
         path: of the table.
-        name: of the table.
         records: of the table.
+        name: of the table.
         model: of `MODELS`.
         epsilon: of the run.
         seed: of the split.
@@ -159,45 +164,76 @@ def train(
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def tables_parser(
+    description: str | None, models: Iterable[str], seeds: int, tables: Iterable[str] = FILES
+) -> argparse.ArgumentParser:
+    """Return the options of a benchmark on tables."""
+    parser = make_parser(description)
     data_dir = os.environ.get("DPKFC_DATA", "")
     parser.add_argument("--data-dir", type=Path, default=data_dir or None, required=not data_dir)
-    parser.add_argument("--tables", nargs="+", choices=FILES, default=list(FILES))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--epsilons", nargs="+", type=float)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--validation", type=int, default=0, help="training rows to score instead")
-    parser.add_argument("--try", dest="tried", nargs="+", default=[""], metavar="NAME=VALUE")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    if arguments.tried != [""] and not arguments.validation:
-        parser.error("--try chooses a setting: give --validation, so that no test row decides")
-    arguments.out = arguments.out or (CHOICE if arguments.validation else OUTPUT)
+    parser.add_argument("--tables", nargs="+", choices=FILES, default=list(tables))
+    parser.add_argument("--models", nargs="+", choices=list(models), default=list(models))
+    parser.add_argument("--seeds", type=int, default=seeds)
+    return parser
+
+
+def add_row(results: dict[str, Any], key: str, row: dict[str, Any], path: Path) -> None:
+    """Add a row with its machine and day, and write all of them."""
+    where = {"date": now(), "load": load_average(), "hardware": hardware(threads=1)}
+    results["rows"][key] = {**row, **where}
+    write_json(path, results)
+    print(key, row.get("error") or row["scores"], row.get("seconds", ""), flush=True)
+
+
+def train_missing(arguments: argparse.Namespace, output: Path, jobs: Jobs) -> int:
+    """Train what a file of results lacks.
+
+    Args:
+        arguments: of `tables_parser`.
+        output: the file.
+        jobs: yields the key of each row of a table, and what makes it of its path and records.
+    """
     from dpkfc.app.owndata.files import encode_table
     from dpkfc.app.owndata.schema import read_schema
 
-    results = read_json(arguments.out) or {"delta": DELTA, "rows": {}}
+    results = read_json(output) or {"delta": DELTA, "rows": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.tables:
             path = unpack(arguments.data_dir, name, Path(folder))
             records = encode_table(path, read_schema(HERE / "schemas" / f"{name}.toml"))
-            for model in arguments.models:
-                for epsilon in arguments.epsilons or EPSILONS.get(model, (1.0,)):
-                    for seed, tried in product(range(arguments.seeds), arguments.tried):
-                        key = f"{name}/{model}/{epsilon:g}/{seed}{tried and '/' + tried}"
-                        if key in results["rows"]:
-                            continue
-                        row = train(
-                            path, name, records, model, epsilon, seed, arguments.validation, tried
-                        )
-                        where = {"date": now(), "load": load_average()}
-                        results["rows"][key] = {**row, **where, "hardware": hardware(threads=1)}
-                        write_json(arguments.out, results)
-                        print(key, row["scores"], row["seconds"], flush=True)
+            for key, make in jobs(name):
+                if key not in results["rows"]:
+                    add_row(results, key, make(path, records), output)
     return 0
+
+
+def main() -> int:
+    parser = tables_parser(__doc__, MODELS, 5)
+    parser.add_argument("--validation", type=int, default=0, help="training rows to score instead")
+    parser.add_argument("--try", dest="tried", nargs="+", default=[""], metavar="NAME=VALUE")
+    arguments = parser.parse_args()
+    if arguments.tried != [""] and not arguments.validation:
+        parser.error("--try chooses a setting: give --validation, so that no test row decides")
+
+    def jobs(name: str) -> Iterator[tuple[str, Callable[[Path, Any], dict[str, Any]]]]:
+        for model in arguments.models:
+            for epsilon in EPSILONS.get(model, (1.0,)):
+                for seed, tried in product(range(arguments.seeds), arguments.tried):
+                    key = f"{name}/{model}/{epsilon:g}/{seed}{tried and '/' + tried}"
+                    yield (
+                        key,
+                        partial(
+                            train,
+                            name=name,
+                            model=model,
+                            epsilon=epsilon,
+                            seed=seed,
+                            validation=arguments.validation,
+                            tried=tried,
+                        ),
+                    )
+
+    return train_missing(arguments, CHOICE if arguments.validation else OUTPUT, jobs)
 
 
 if __name__ == "__main__":

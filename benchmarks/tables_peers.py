@@ -23,22 +23,12 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, hardware, load_average, now, read_json, write_json
+from common import RESULTS, read_json
+from tables_ours import DELTA, FILES, HERE, add_row, tables_parser
 
-HERE = Path(__file__).resolve().parent
 OUTPUT = RESULTS / "tables_peers.json"
-DELTA = 1e-5
 EPSILONS = (1.0, 0.5, 3.0)
 SEEDS = 5
-FILES = {
-    "adult": "adult.data.gz",
-    "credit": "UCI_Credit_Card.csv.gz",
-    "cardio": "cardio_train.csv.gz",
-    "telco": "WA_Fn-UseC_-Telco-Customer-Churn.csv.gz",
-    "compas": "compas_9_columns.csv.gz",
-    "bean": "Dry_Bean_Dataset.csv.gz",
-    "diamonds": "diamonds.csv.gz",
-}
 ENVIRONMENTS = {
     "interpret": ("interpret-core==0.7.8", "scikit-learn==1.9.1", "numpy==2.4.6"),
     # It does not import with scikit-learn 1.9.
@@ -199,20 +189,11 @@ def fit(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data_dir = os.environ.get("DPKFC_DATA", "")
-    parser.add_argument("--data-dir", type=Path, default=data_dir or None, required=not data_dir)
-    parser.add_argument("--tables", nargs="+", choices=FILES, default=list(FILES))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=OUTPUT)
+    parser = tables_parser(__doc__, PEERS, SEEDS)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("--environments", type=Path, default=cache / "dpkfc-peers")
     arguments = parser.parse_args()
-    results = read_json(arguments.out) or {"delta": DELTA, "rows": {}}
+    results = read_json(OUTPUT) or {"delta": DELTA, "rows": {}}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.npz"
         for seed in range(arguments.seeds):
@@ -226,8 +207,8 @@ def _fit_all(
 ) -> None:
     """Fit what is missing of a table and a seed; results are written after each fit."""
     missing = {}
-    for epsilon in arguments.epsilons:
-        for peer in arguments.peers:
+    for epsilon in EPSILONS:
+        for peer in arguments.models:
             at = f"{epsilon:g}" if PEERS[peer].private else "none"
             key = f"{name}/{peer}/{at}/{seed}"
             if key not in results["rows"]:
@@ -239,11 +220,7 @@ def _fit_all(
         if not (data["classes"] or PEERS[peer].numbers):
             continue
         python = make_environment(arguments.environments, PEERS[peer].environment)
-        row = fit(python, peer, rows, data, epsilon, seed)
-        where = {"date": now(), "load": load_average(), "hardware": hardware(threads=1)}
-        results["rows"][key] = {**row, **where}
-        write_json(arguments.out, results)
-        print(key, row.get("error") or row["scores"], flush=True)
+        add_row(results, key, fit(python, peer, rows, data, epsilon, seed), OUTPUT)
 
 
 if __name__ == "__main__":

@@ -9,21 +9,20 @@ validation part of Adult's training rows; the network has the defaults of `dpkfc
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import tempfile
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common import RESULTS, hardware, load_average, now, read_json, write_json
+from common import RESULTS
 from dpkfc.features.additive import AdditiveFeatures, InputColumn
-from tables_ours import DELTA, FILES, HERE, unpack
+from tables_ours import DELTA, HERE, tables_parser, train_missing
 
 OUTPUT = RESULTS / "tables_tried.json"
 TABLES = ("adult", "credit", "cardio", "telco", "compas", "diamonds")
@@ -159,7 +158,7 @@ def train_network(examples: tuple[Tensor, Tensor], outputs: int, seed: int) -> n
     return module.float()
 
 
-def train(path: Path, name: str, records: Any, model: str, seed: int) -> dict[str, Any]:
+def train(path: Path, records: Any, *, name: str, model: str, seed: int) -> dict[str, Any]:
     """Train one model on one split, and return its scores on the test rows."""
     from dpkfc.app.owndata.records import split_records
     from dpkfc.app.prepare import prepare
@@ -190,37 +189,18 @@ def train(path: Path, name: str, records: Any, model: str, seed: int) -> dict[st
     }
 
 
-def main() -> None:
+def main() -> int:
     """Train what is missing; results are written after each fit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data_dir = os.environ.get("DPKFC_DATA", "")
-    parser.add_argument("--data-dir", type=Path, default=data_dir or None, required=not data_dir)
-    parser.add_argument("--tables", nargs="+", choices=FILES, default=list(TABLES))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=OUTPUT)
-    arguments = parser.parse_args()
-    from dpkfc.app.owndata.files import encode_table
-    from dpkfc.app.owndata.schema import read_schema
+    arguments = tables_parser(__doc__, MODELS, 3, TABLES).parse_args()
 
-    results = read_json(arguments.out) or {"delta": DELTA, "rows": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.tables:
-            path = unpack(arguments.data_dir, name, Path(folder))
-            records = encode_table(path, read_schema(HERE / "schemas" / f"{name}.toml"))
-            for model in arguments.models:
-                for seed in range(arguments.seeds):
-                    key = f"{name}/{model}/{EPSILON:g}/{seed}"
-                    if key in results["rows"]:
-                        continue
-                    row = train(path, name, records, model, seed)
-                    where = {"date": now(), "load": load_average()}
-                    results["rows"][key] = {**row, **where, "hardware": hardware(threads=1)}
-                    write_json(arguments.out, results)
-                    print(key, row["scores"], row["seconds"], flush=True)
+    def jobs(name: str) -> Iterator[tuple[str, Callable[[Path, Any], dict[str, Any]]]]:
+        for model in arguments.models:
+            for seed in range(arguments.seeds):
+                key = f"{name}/{model}/{EPSILON:g}/{seed}"
+                yield key, partial(train, name=name, model=model, seed=seed)
+
+    return train_missing(arguments, OUTPUT, jobs)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
