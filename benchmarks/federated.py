@@ -1,5 +1,5 @@
-"""What a federated round costs beside training: the server's step over the size of the model,
-messages, and whole runs.
+"""What a federated round costs beside training: the server's step over the size of the model, and
+whole runs.
 
     python benchmarks/federated.py                  # every part; about ten minutes on two cores
     python benchmarks/federated.py --part steps     # d = 10⁴ … 10⁷, 20 clients
@@ -15,7 +15,6 @@ by their sizes, and no check of messages. All in turn within one run, ratios of 
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
@@ -112,41 +111,9 @@ def server_steps(sizes: Sequence[int], times: int) -> list[dict[str, Any]]:
         ratio, usual = (
             round(sofim / statistics.median(taken[name]), 3) for name in ("fedavg", "weighted")
         )
-        state = sum(
-            x.numel() for x in servers["fedsofim"]._pipeline.postprocess.state_dict().values()
-        )
         ratios = {"ratio": ratio, "ratio_to_weighted": usual}
-        rows.append(
-            {"d": d, "clients": CLIENTS, **medians, **ratios, "state_over_d": round(state / d, 3)}
-        )
+        rows.append({"d": d, "clients": CLIENTS, **medians, **ratios})
     return rows
-
-
-def slope(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """Of log time over log d between the two largest sizes: 1 is linear."""
-    (a, b) = rows[-2:]
-    return round(math.log(b[name] / a[name]) / math.log(b["d"] / a["d"]), 3)
-
-
-def message_sizes(d: int) -> dict[str, Any]:
-    """Bytes of a client's message by method."""
-    from dpkfc.federated import FedAvg, FedSOFIM
-
-    found = {}
-    for name, rule in {"fedavg": FedAvg(), "fedsofim": FedSOFIM()}.items():
-        server = server_of(rule, d, 1)
-        sent = server.open_round()
-        found[f"{name}_down_bytes"] = _bytes(sent[0])
-        found[f"{name}_up_bytes"] = sum(4 * p.numel() for p in server.parameters.values())
-    return {"d": d, **found}
-
-
-def _bytes(message: dict[str, Any]) -> int:
-    import torch
-
-    return sum(
-        x.numel() * x.element_size() for x in message.values() if isinstance(x, torch.Tensor)
-    )
 
 
 def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
@@ -264,13 +231,7 @@ def measure(part: str, smoke: bool) -> dict[str, Any]:
     if part == "flower":
         return {"goal_s": 180.0, **flower(100, 50)}
     sizes = [10**4, 10**5] if smoke else [10**4, 10**5, 10**6, 10**7]
-    rows = server_steps(sizes, 3 if smoke else 15)
-    return {
-        "server_step": rows,
-        "slope": {name: slope(rows, name) for name in ("fedavg_ms", "fedsofim_ms")},
-        "goal_ratio": 1.1,
-        "message": message_sizes(sizes[-1]),
-    }
+    return {"server_step": server_steps(sizes, 3 if smoke else 15), "goal_ratio": 1.1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
