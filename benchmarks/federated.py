@@ -81,13 +81,15 @@ def weighted_seconds(server: Any) -> float:
     import torch
 
     body = {name: torch.randn(p.shape) for name, p in server.parameters.items()}
+    # A server refuses parameters that others have written.
+    parameters = {name: p.detach().clone() for name, p in server.parameters.items()}
     weights = [100 + client for client in range(CLIENTS)]
     started = time.perf_counter()
-    for name, p in server.parameters.items():
+    for name, p in parameters.items():
         total = body[name] * weights[0]
         for weight in weights[1:]:
             total.add_(body[name], alpha=weight)
-        p.data.sub_(total / sum(weights))
+        p.sub_(total / sum(weights))
     return time.perf_counter() - started
 
 
