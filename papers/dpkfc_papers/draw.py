@@ -29,7 +29,7 @@ from dpkfc.app.picture_style import (
 )
 from dpkfc_papers.noise_sweep import Point, best, points
 from dpkfc_papers.recipes.regression import REGRESSION_ERROR
-from dpkfc_papers.sensitivity import LANDSCAPE_METHODS, NAMES, importance, maps, plateau
+from dpkfc_papers.sensitivity import LANDSCAPE_METHODS, NAMES, importance, plateau, tabulate
 
 OTHER_EXAMPLES = "oracle, other examples"
 # Offset and lengths of dashes and gaps.
@@ -526,8 +526,8 @@ def _rows_of(rows: Sequence[Row], method: str) -> list[Row]:
 
 
 def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
-    (one,) = maps(rows)
-    values = 100 * np.array(one.values, dtype=float)
+    found_rates, found_clips, accuracies = tabulate(rows)
+    values = 100 * np.array(accuracies)
     best = np.nanmax(values)
     title = f"{method}: {100 * plateau(rows):.0f} % within 2 points of the best"
     dress(panel, title, "learning rate").grid(False)
@@ -547,8 +547,8 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
             color=colour,
             fontweight=weight,
         )
-    rates = [f"{x:g}" for x in one.x_values]
-    clips = [f"{y:g}" for y in one.y_values]
+    rates = [f"{x:g}" for x in found_rates]
+    clips = [f"{y:g}" for y in found_clips]
     panel.set_xticks(range(len(rates)), rates)
     panel.set_yticks(range(len(clips)), clips)
     panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)

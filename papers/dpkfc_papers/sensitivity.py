@@ -11,13 +11,12 @@ setting whose best value lies inside.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dpkfc.app.html.groups import collect
 from dpkfc.app.tuning.runs import Plain, Run
 
 Row = Mapping[str, Any]
@@ -71,68 +70,21 @@ def importance(rows: Sequence[Row], names: Iterable[str]) -> dict[str, float]:
     return explained
 
 
-@dataclass(frozen=True, kw_only=True)
-class SensitivityMap:
-    """Accuracy of a method over two of its settings.
+def tabulate(
+    rows: Iterable[Row],
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """Return learning rates, clipping norms, and accuracy by norm and rate; NaN without a run.
 
-    Attributes:
-        name: for example the task.
-        method: of the runs.
-        x: the setting that runs across.
-        x_values: its values, from left to right.
-        y: the setting that runs upwards.
-        y_values: its values, the lowest line first.
-        values: accuracies in [0, 1], a row for each value of `y`; None where a run is missing.
-        measured_on: the set of the accuracies: "validation" or "test".
-        note: a remark on the map.
+    Args:
+        rows: of one recipe and method.
     """
-
-    name: str
-    method: str
-    x: str
-    x_values: Sequence[float]
-    y: str
-    y_values: Sequence[float]
-    values: Sequence[Sequence[float | None]]
-    measured_on: str
-    note: str = ""
-
-
-def maps(rows: Sequence[Row]) -> list[SensitivityMap]:
-    """Return accuracy over learning rate and clipping norm, with the importance of both.
-
-    Each recipe and method has a map.
-    """
-    members = collect(rows, lambda row: (row["run"]["recipe"], row["run"]["method"]))
-    return [_map(recipe, method, group) for (recipe, method), group in members.items()]
-
-
-def _map(recipe: str, method: str, rows: Sequence[Row]) -> SensitivityMap:
-    settings = [row["run"]["settings"] for row in rows]
-    rates = sorted({float(one["lr"]) for one in settings})
-    clips = sorted({float(one["max_grad_norm"]) for one in settings})
-    values: list[list[float | None]] = [[None] * len(rates) for _ in clips]
-    for row, one in zip(rows, settings, strict=True):
-        line = clips.index(one["max_grad_norm"])
-        column = rates.index(one["lr"])
-        values[line][column] = row["accuracy"]
-    explained = []
-    for name, fraction in importance(rows, NAMES).items():
-        explained.append(f"{NAMES[name]} {100 * fraction:.0f} %")
-    note = f"{100 * plateau(rows):.0f} % of the cells are within 2 points of the best."
-    if explained:
-        note += f" Share of the variance that a setting explains alone: {'; '.join(explained)}."
-    return SensitivityMap(
-        name=f"{recipe}, ε = {max(row['epsilon'] for row in rows):.2f}",
-        method=method,
-        x=NAMES["lr"],
-        x_values=rates,
-        y=NAMES["max_grad_norm"],
-        y_values=clips,
-        values=values,
-        measured_on=rows[0]["measured_on"],
-        note=note,
-    )
+    found = {}
+    for row in rows:
+        settings = row["run"]["settings"]
+        found[float(settings["lr"]), float(settings["max_grad_norm"])] = row["accuracy"]
+    rates, clips = (sorted(set(values)) for values in zip(*found, strict=True))
+    table = [[found.get((rate, clip), math.nan) for rate in rates] for clip in clips]
+    return rates, clips, table
 
 
 def plateau(rows: Iterable[Row]) -> float:
