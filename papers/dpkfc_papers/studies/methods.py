@@ -1,7 +1,7 @@
 """Every method of `dpkfc methods` on scikit-learn's digits at one ε, tuned alike on a validation
 split of the training set.
 
-    python -m dpkfc_papers.studies.methods  # resumable; ten minutes on two idle cores
+    python -m dpkfc_papers.studies.methods  # resumable; twenty minutes
     python -m dpkfc_papers.studies.methods --only disk doppler
 
 Of the 1,437 training images 200, chosen by a public seed, play the public data and are private for
@@ -13,11 +13,8 @@ methods that need long runs.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
 import hashlib
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -183,45 +180,41 @@ def main() -> None:
     from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies.harness import hardware, now, read_json
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="methods to run")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
     options = parser.parse_args()
     results = read_json(PATH) or {"runs": {}, "chosen": {}}
-    results |= {"hardware": {**hardware(options.jobs), "threads_a_run": 1}, "date": now()}
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+    results |= {"hardware": hardware(1), "date": now()}
 
-        def all_of(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            wanted = [settings for settings in trials if key(settings) not in results["runs"]]
-            for settings, run in zip(wanted, pool.map(train_once, wanted), strict=True):
-                results["runs"][key(settings)] = run
-                PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-                print(
-                    f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g}"
-                    f" {run['accuracy']:.3f}",
-                    flush=True,
-                )
-            return [results["runs"][key(settings)] for settings in trials]
-
-        sgd_rate = 0.0
-        for method in ["dp-sgd", *[name for name in options.only if name != "dp-sgd"]]:
-            rates = rates_of(method)
-            trials = [
-                settings_of(choose_settings(method, r, sgd_rate or 1.0), TUNING_SEED, "validation")
-                for r in rates
-            ]
-            tuned = all_of(trials)
-            best = max(range(len(rates)), key=lambda i: tuned[i]["accuracy"])
-            sgd_rate = sgd_rate or rates[best]
-            chosen = trials[best]["chosen"]
-            final = all_of([settings_of(chosen, seed, "test") for seed in SEEDS])
-            edge = {0: "lower", len(rates) - 1: "upper"}.get(best, "no")
-            seconds = statistics.median(run["seconds"] for run in final)
-            results["chosen"][method] = {"lr": rates[best], "edge": edge, "seconds": seconds}
+    def all_of(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for settings in trials:
+            if key(settings) in results["runs"]:
+                continue
+            run = results["runs"][key(settings)] = train_once(settings)
             PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            print(
+                f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g}"
+                f" {run['accuracy']:.3f}",
+                flush=True,
+            )
+        return [results["runs"][key(settings)] for settings in trials]
+
+    sgd_rate = 0.0
+    for method in ["dp-sgd", *[name for name in options.only if name != "dp-sgd"]]:
+        rates = rates_of(method)
+        trials = [
+            settings_of(choose_settings(method, r, sgd_rate or 1.0), TUNING_SEED, "validation")
+            for r in rates
+        ]
+        tuned = all_of(trials)
+        best = max(range(len(rates)), key=lambda i: tuned[i]["accuracy"])
+        sgd_rate = sgd_rate or rates[best]
+        chosen = trials[best]["chosen"]
+        final = all_of([settings_of(chosen, seed, "test") for seed in SEEDS])
+        edge = {0: "lower", len(rates) - 1: "upper"}.get(best, "no")
+        seconds = statistics.median(run["seconds"] for run in final)
+        results["chosen"][method] = {"lr": rates[best], "edge": edge, "seconds": seconds}
+        PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     print(table(results))
 
 
