@@ -5,7 +5,6 @@ Fashion-MNIST, IMDB, an MLP, or titles of StackOverflow.
     python -m dpkfc_papers.studies.accuracy_study --study imdb --data-dir DIR
     python -m dpkfc_papers.studies.accuracy_study --study mlp --data-dir DIR
     python -m dpkfc_papers.studies.accuracy_study --study sentences --trials 12 --data-dir DIR
-    python -m dpkfc_papers.studies.accuracy_study --smoke --out runs/smoke
     python -m dpkfc_papers.studies.accuracy_study --table  # the Markdown table
 
 Every cell is kept by the hash of its settings in papers/results/accuracy/STUDY.json. The order
@@ -15,7 +14,6 @@ is: twenty trials an arm in rounds of five, three seeds at ε = 1, the other dat
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -30,19 +28,10 @@ STUDIES = {
 }
 
 
-def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
+def study(name: str, trials: int):
     from dpkfc_papers.accuracy import MLP, TEXT, AccuracyStudy
 
-    if smoke:
-        return AccuracyStudy(
-            recipes=recipes,
-            epsilons=(1.0, 2.0),
-            seeds=(0, 1),
-            trials=2,
-            validation=200,
-            public=100,
-            common={"steps": 8, "expected_batch_size": 64, "probe_size": 32},
-        )
+    recipes = STUDIES[name]
     if name == "imdb":
         return AccuracyStudy(
             recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT)
@@ -75,66 +64,33 @@ def table(path: Path) -> str:
 def main() -> int:
     from rich.console import Console
 
-    from dpkfc.app.tuning.pool import drive, end_of, worker_count
+    from dpkfc.app.tuning.pool import drive, worker_count
     from dpkfc.app.tuning.study_progress import StudyProgress
     from dpkfc.app.tuning.tune import expected_seconds
     from dpkfc_papers.public_examples import study_place
     from dpkfc_papers.store import Store
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.cells_parser(__doc__)
     parser.add_argument("--study", choices=list(STUDIES), default="cnn")
-    parser.add_argument(
-        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/accuracy"),
-        help="ledgers and the trials of the searches",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        help="file of the results; default: papers/results/accuracy/STUDY.json",
-    )
-    parser.add_argument(
-        "--recipe",
-        action="append",
-        help="of these alone; default: all of the study, digits for --smoke",
-    )
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--workers", type=int, help="cells at once; default: every core")
-    parser.add_argument(
-        "--budget", type=float, help="minutes; no cell starts that would not end in time"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="a few steps on the digits, results below --out"
-    )
-    parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
-    path = (
-        arguments.results
-        or (arguments.out if arguments.smoke else RESULTS) / f"{arguments.study}.json"
-    )
+    path = arguments.results or RESULTS / f"{arguments.study}.json"
     if arguments.table:
         print(table(path))
         return 0
-    recipes = arguments.recipe or (["digits"] if arguments.smoke else STUDIES[arguments.study])
-    chosen = study(arguments.study, arguments.smoke, tuple(recipes), arguments.trials)
+    out = arguments.out or Path("runs/accuracy")
+    chosen = study(arguments.study, arguments.trials)
     workers = worker_count(arguments.workers)
-    place = study_place(arguments.out, arguments.data_dir)
+    place = study_place(out, arguments.data_dir)
     chosen.check(arguments.data_dir)
     try:
         with Store(path) as store:
-            source = chosen.source(store, arguments.out / "trials.log")
+            source = chosen.source(store, out / "trials.log")
             with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
                 drive(
                     source,
                     place,
                     workers=workers,
-                    end=end_of(arguments.budget),
                     expected=expected_seconds(lambda: store),
                     progress=progress,
                 )
