@@ -2,7 +2,7 @@
 
 python benchmarks/coverage.py --output FILE.json
 python benchmarks/coverage.py --only NAME …      # prints, writes nothing
-python benchmarks/coverage.py --table FILE.json …  # the Markdown table of one run in parts
+python benchmarks/coverage.py --table FILE.json  # the Markdown table
 """
 
 from __future__ import annotations
@@ -78,11 +78,9 @@ def measure(name: str) -> dict[str, Any]:
     return entry | {"outcome": "captured" if right else "wrong"}
 
 
-def table(parts: list[dict[str, Any]]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Return what became of every architecture, and why."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        found |= part["architectures"]
+    found = results["architectures"]
     counts = Counter((x["kind"], x["outcome"]) for x in found.values())
     rows = [[kind, outcome, str(count)] for (kind, outcome), count in sorted(counts.items())]
     head = markdown(["kind", "outcome", "architectures"], rows)
@@ -95,27 +93,23 @@ def table(parts: list[dict[str, Any]]) -> str:
         )
     names = ["architecture", "kind", "outcome", "seconds to capture", "largest error", "why not"]
     every = markdown(names, [[cell.replace("|", "/") for cell in row] for row in rows])
-    return f"{head}\n\n{every}\n\n{machine(parts[0])}"
+    return f"{head}\n\n{every}\n\n{machine(results)}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+")
-    parser.add_argument("--part", help="i/n: every n-th architecture from the i-th")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--table", nargs="+", type=Path)
+    parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
     if arguments.table:
-        print(table([read_json(path) for path in arguments.table]))
+        print(table(read_json(arguments.table)))
         return 0
     from tests.zoo.architectures import ARCHITECTURES
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     names = arguments.only or list(ARCHITECTURES)
-    if arguments.part:
-        i, n = map(int, arguments.part.split("/"))
-        names = names[i::n]
     results: dict[str, Any] = {}
     for name in names:
         try:
