@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -151,7 +149,6 @@ def make_missing(
     path: Path,
     stages: Callable[[Store], Iterable[Iterable[Any]]],
     execute: Callable[[Any], Mapping[str, Any]],
-    seconds: float = math.inf,
 ) -> None:
     """Make the runs that a store lacks; each row is on the disk before the next run starts.
 
@@ -160,15 +157,11 @@ def make_missing(
         stages: returns runs, or None for a run that is not known yet; a stage may need the rows of
             those before it.
         execute: makes the row of a run.
-        seconds: after which no run starts.
     """
-    ends = time.monotonic() + seconds
     with Store(path) as store:
         for runs in stages(store):
             left = [run for run in runs if run is not None and store.get(run) is None]
             for number, run in enumerate(left, start=1):
-                if time.monotonic() > ends:
-                    return
                 row = execute(run)
                 store.put(run, row)
                 found = {name: row[name] for name in _SHOWN if name in row}

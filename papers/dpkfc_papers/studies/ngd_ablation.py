@@ -212,7 +212,7 @@ def measure_until_failure(run: Any, place: Any, judge: Any = None) -> dict[str, 
     return {**row, "accuracies": evaluated}
 
 
-def execute(folder: Path, data_dir: str, minutes: float) -> None:
+def execute(folder: Path, data_dir: str) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
@@ -226,7 +226,7 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
         row = run.find_measure()(run, study_place(folder, data_dir))
         return {**row, "cpu_seconds": round(time.process_time() - started, 1)}
 
-    make_missing(PATH, stages, execute_one, 60 * minutes)
+    make_missing(PATH, stages, execute_one)
 
 
 def values(store: Any, method: str, varied: Settings | None = None) -> list[float]:
@@ -244,9 +244,8 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--data-dir", default="", help="folder with the data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/ngd"), help="folder of ledgers")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no run starts after these")
     arguments = parser.parse_args()
-    execute(arguments.out, arguments.data_dir, arguments.minutes)
+    execute(arguments.out, arguments.data_dir)
     return 0
 
 
