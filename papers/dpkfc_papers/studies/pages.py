@@ -14,6 +14,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+from dpkfc_papers import tables
 from dpkfc_papers.store import Store
 from dpkfc_papers.studies import (
     claims,
@@ -66,8 +67,6 @@ def run_by_run(name: str) -> str:
 
 def studies() -> list[Any]:
     """Return the results of the accuracy studies."""
-    from dpkfc_papers.store import Store
-
     return [Store(path) for path in sorted((RESULTS / "accuracy").glob("*.json"))]
 
 
@@ -91,8 +90,6 @@ def grid(name: str) -> str:
     """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on
     the validation split.
     """
-    from dpkfc_papers.store import Store
-
     of = name.removesuffix("-points")
     store = Store(grids.RESULTS / f"{of}.json")
     rows = list(store)
@@ -134,20 +131,15 @@ def conditions() -> str:
 
 @cache
 def _tuning() -> Any:
-    from dpkfc_papers.store import Store
-    from dpkfc_papers.tables import Tuning
-
     # Table 7 of DP-KFC has its CIFAR-10 runs from a grid.
-    return Tuning([*studies(), Store(grids.RESULTS / "cifar.json")])
+    return tables.Tuning([*studies(), Store(grids.RESULTS / "cifar.json")])
 
 
 def _published(name: str) -> tuple[Any, list[Any]]:
     """Return a printed table, and its cells beside ours."""
-    from dpkfc_papers.store import Store
-    from dpkfc_papers.tables import load, outcomes
-
     nothing, times = Store(RESULTS / "accuracy" / "none.json"), read_json(SPEED)
-    return load(name), outcomes(load(name), nothing, _tuning(), range(3), times=times)
+    table = tables.load(name)
+    return table, tables.outcomes(table, nothing, _tuning(), range(3), times=times)
 
 
 def _count_verdicts(cells: Sequence[Any], words: Sequence[str]) -> list[int]:
@@ -156,13 +148,10 @@ def _count_verdicts(cells: Sequence[Any], words: Sequence[str]) -> list[int]:
 
 def published(name: str = "") -> str:
     """The cells of a printed table beside ours, or how many of each table came out how."""
-    from dpkfc_papers.tables import markdown as cell_table
-    from dpkfc_papers.tables import names
-
     if name:
-        return cell_table(*_published(name))
+        return tables.markdown(*_published(name))
     rows = []
-    for one in names():
+    for one in tables.names():
         table, found = _published(one)
         counts = map(str, _count_verdicts(found, VERDICTS))
         rows.append([f"`{one}`", table.title, str(len(found)), *counts])
@@ -187,11 +176,9 @@ def published_groups() -> str:
 
 def paper_cells() -> str:
     """How the printed numbers of each paper came out."""
-    from dpkfc_papers.tables import names
-
     words = ("better", "reproduced", "not reproduced", "no verdict", "not run")
     cells: dict[str, list[Any]] = {}
-    for name in names():
+    for name in tables.names():
         table, found = _published(name)
         cells.setdefault(table.title.partition(",")[0], []).extend(found)
     directions = {"DP-NGD": ngd_pages.directions_in_short()}
