@@ -41,8 +41,8 @@ def norms_of(change):
             m,
             sums,
             "per_example_norms",
-            lambda real, block, metric, *more: replace(
-                real(block, metric, *more), norms=change(block, metric, real)
+            lambda real, block, metric, *more, **named: replace(
+                real(block, metric, *more, **named), norms=change(block, metric, real)
             ),
         )
 
