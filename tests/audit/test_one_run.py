@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from torch import nn
 
@@ -362,10 +363,7 @@ def test_canaries_of_a_linear_layer_do_not_overlap():
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_rows_of_canaries_lie_behind_rows_that_stay_where_they_are(is_sparse):
     dense, y = torch.eye(6)[:5] * 3, torch.arange(5)
-    x = dense
-    if is_sparse:
-        places = np.arange(5)
-        x = SparseRows(places, np.ones(5, int), places.astype(np.int32), np.full(5, 3.0), 6)
+    x = SparseRows(scipy.sparse.csr_array(dense.numpy())) if is_sparse else dense
     further = torch.full((2, 6), 7.0)
     rows = AppendedRows(x, further)
     whole = torch.cat([dense, further])
