@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from dpkfc.curvature import row_sampling
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
-from dpkfc.curvature.metric_scale import probe_norms
+from dpkfc.curvature.metric_scale import layer_norms, probe_norms
 from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
@@ -101,7 +101,7 @@ def test_norms_of_examples(name, last):
         0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0]
     )
     turned = basis.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
-    assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
+    assert_close(layer_norms(block, basis).square(), turned, rtol=1e-10, atol=0)
 
 
 def test_few_rows_take_little_memory_and_many_no_second_copy():

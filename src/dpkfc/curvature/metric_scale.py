@@ -1,8 +1,4 @@
-"""The one number that scales a metric, so that the median gradient norm on the probe stays.
-
-The norms here choose a number and draw pictures; no sensitivity rests on them. The certified ones
-are in `linalg.norms`.
-"""
+"""The one number that scales a metric, so that the median gradient norm on the probe stays."""
 
 from __future__ import annotations
 
@@ -14,8 +10,9 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.probe_pass import Capture, ProbeMicrobatch, ProbeSpec, run_probe
 from dpkfc.curvature.refresh_group import RefreshGroup, gather_from_all, rows_of_process
-from dpkfc.linalg.blocks import Blocks
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.blocks import Block, Blocks
+from dpkfc.linalg.metric import Entry, Metric
+from dpkfc.linalg.norms import per_example_norms
 
 SCALE_SIZE = 64  # last probe examples, for the two medians
 
@@ -41,9 +38,15 @@ def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> li
             first = block.batch_size - last
             block = block.select(slice(first, block.batch_size))
         for i, metric in enumerate(metrics):
-            squares = block.squared_norms(metric.get(name))
+            squares = layer_norms(block, metric.get(name)).square()
             totals[i] = totals[i] + squares.cpu()
     return [total.sqrt() for total in totals]
+
+
+def layer_norms(block: Block, entry: Entry | None) -> Tensor:
+    """Return ‖P g_n‖ of one layer in an entry of a metric, rounded up, `[N]` in float64."""
+    parts = [per_example_norms(part, entry).norms for part in block.iterate_explicit()]
+    return torch.cat(parts)
 
 
 def probe_scale(

@@ -11,6 +11,7 @@ from torch import nn
 from dpkfc._checks import check_positive
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.metric_scale import layer_norms
 from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import Capture, run_probe
 from dpkfc.linalg.blocks import Blocks
@@ -88,7 +89,7 @@ def _add_clipped_energies(
     energies: dict[str, float], blocks: Blocks, metric: Metric, clip: float
 ) -> None:
     """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
-    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
+    squares = {name: layer_norms(x, metric.get(name)).square() for name, x in blocks.items()}
     total = torch.stack([*squares.values()]).sum(0)
     norms = total.sqrt()
     norms = norms.clamp(min=1e-300)

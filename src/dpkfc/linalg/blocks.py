@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Kronecker, Shape
-from dpkfc.linalg.sides import Identity
+from dpkfc.linalg.metric import Eigenbasis, Shape
 from dpkfc.linalg.subspace import Span
 from dpkfc.tensors import Tensors
 
@@ -119,7 +118,7 @@ def sum_groups(x: Tensor, groups: int) -> Tensor:
 # Those that curvature reads have these too:
 #
 #   side_shapes             side, or role of an elementwise layer, to its shape
-#   squared_norms(entry)    ‖z_n‖² of an entry of a metric, [N] in float64, without a bound
+#   iterate_explicit()      the block, of a convolution its patches, some examples at a time
 #   sum_gradients()         Σ_n g_n in float64
 #   sum_squares()           Σ_n g_n², entry by entry, in float64
 
@@ -207,23 +206,9 @@ class _Block:
         gradients: Tensor = self.per_example()
         return gradients.reshape(self.batch_size, -1)
 
-    def squared_norms(self: Any, entry: Entry | None) -> Tensor:
-        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding.
-
-        These numbers choose a scale and draw pictures. The certified norms come from
-        `per_example_norms`.
-
-        Args:
-            entry: None for the identity, as is an entry for another kind of layer.
-        """
-        norms: Tensor
-        if isinstance(entry, Eigenbasis):
-            norms = self._rotated_squares(entry.complete_basis())
-        elif isinstance(entry, Kronecker):
-            norms = self._mapped_squares(entry)
-        else:
-            norms = self._mapped_squares(Kronecker())
-        return norms
+    def iterate_explicit(self) -> Iterator[Any]:
+        """Yield the block, of a convolution with its patches, of some examples at a time."""
+        yield self
 
     def map_examples(
         self: Any,
@@ -247,17 +232,6 @@ class _Block:
             part = self.select(rows)
             pieces.append(function(part))
         return torch.cat(pieces)
-
-    def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
-        """Return ‖z_n‖² from materialised gradients."""
-
-        def square(part: Any) -> Tensor:
-            z = entry.rotate(part.per_example()) * entry.scale
-            squares = sum_squares(z.flatten(1))
-            return sum_groups(squares, self.groups)
-
-        squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
-        return squares
 
     def iterate_flat(self: Any) -> Iterator[Tensors]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
@@ -397,36 +371,6 @@ class Outer(_Block):
 
         return self.map_examples(multiply, k * d_out, shape=(k,))
 
-    def _mapped_squares(self, sides: Kronecker) -> Tensor:
-        """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
-        inputs, outputs = self.explicit().a, self.b
-        positions, d_in, d_out = self.dimensions
-        if positions == 1:
-            a = sides.input.apply(inputs[:, 0])
-            b = sides.output.apply(outputs[:, 0])
-            squares = sum_squares(a) * sum_squares(b)
-            return sum_groups(squares, self.groups)
-        size = d_in * d_out
-        has_small_gram = positions * (d_in + d_out) < size
-        if has_small_gram:
-            size = positions * (positions + d_in + d_out)
-        pieces = []
-        for rows in chunks(len(outputs), size, _CURVATURE_ELEMENTS):
-            a = inputs[rows]
-            b = outputs[rows]
-            if has_small_gram:
-                a = sides.input.apply(a)
-                b = sides.output.apply(b)
-                products = torch.bmm(a, a.mT).double()
-                products *= torch.bmm(b, b.mT)
-                squares = products.sum((1, 2)).clamp(min=0)
-            else:
-                g = torch.bmm(b.mT, a)
-                z = sides.apply(g)
-                squares = sum_squares(z.flatten(1))
-            pieces.append(squares)
-        return sum_groups(torch.cat(pieces), self.groups)
-
     def _rows_by_group(self) -> tuple[Tensor, Tensor]:
         """Return a and b as float64 `[groups, N, T, d]`."""
         by_group = (-1, self.groups)
@@ -504,14 +448,11 @@ class Patched(_Block):
             patches = _append_ones(patches)
         return patches
 
-    def squared_norms(self, entry: Entry | None) -> Tensor:
-        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
-
-        def square(part: Patched) -> Tensor:
-            return part.explicit().squared_norms(entry)
-
+    def iterate_explicit(self) -> Iterator[Outer]:
+        """Yield the block with its patches, of some examples at a time."""
         size = self.b.shape[1] * self.d_in * self.groups
-        return self.map_examples(square, size, _CURVATURE_ELEMENTS)
+        for rows in chunks(self.batch_size, size, _CURVATURE_ELEMENTS):
+            yield self.select(rows).explicit()
 
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
@@ -626,23 +567,6 @@ class Lookup(_Block):
             b = b @ metric.output
         scale = metric.scale.T[self.ids]
         return replace(self, b=b * scale)
-
-    def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
-        return self.scale_rows(entry)._mapped_squares(Kronecker())
-
-    def _mapped_squares(self, sides: Kronecker) -> Tensor:
-        """Return ‖z_n‖²; rows with the same id add up first, by a Gram matrix of equal ids."""
-        b = sides.output.apply(self.b).double()
-        b = sides.input.apply_at(b, self.ids)
-
-        def square(part: Lookup) -> Tensor:
-            products = torch.bmm(part.b, part.b.mT)
-            squares = products * part.find_same_ids()
-            return squares.sum((1, 2)).clamp(min=0)
-
-        mapped = replace(self, b=b)
-        pairs = self.ids.shape[1] ** 2
-        return mapped.map_examples(square, pairs, _CURVATURE_ELEMENTS)
 
     def find_same_ids(self) -> Tensor:
         """Return which two positions of an example read the same row, `[N, T, T]`."""
@@ -767,17 +691,6 @@ class PerExample(_Block):
 
         return self._map_roles(add)
 
-    def squared_norms(self, entry: Entry | None) -> Tensor:
-        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
-        mapped = self.grads
-        if entry is not None:
-            mapped = entry.apply_roles(mapped)
-        squares = []
-        for g in mapped.values():
-            rows = g.reshape(len(g), -1)
-            squares.append(sum_squares(rows))
-        return torch.stack(squares).sum(0)
-
     def sum_gradients(self) -> Tensors:
         """Return role to Σ_n g_n in float64."""
         return self._map_roles(lambda g: g.double().sum(0))
@@ -840,29 +753,6 @@ class Tied(_Block):
         total = self.outer.weighted_sum(weights, excluded)
         rows = _weigh(self.lookup.b, weights, excluded)
         return self.lookup.add_rows(total, rows)
-
-    def _mapped_squares(self, sides: Kronecker) -> Tensor:
-        """Return ‖z_n‖² of the sum of both uses: their squares, and twice their inner product."""
-        if not isinstance(sides.output, Identity):
-            raise ValueError("the output side of a tied embedding must be the identity")
-        swapped = Kronecker(sides.output, sides.input)
-        squares = self.lookup._mapped_squares(swapped)
-        positions = self.outer.a.shape[1]
-        if positions == 0:
-            return squares
-        squares += self.outer._mapped_squares(sides)
-
-        def multiply_uses(part: Tied) -> Tensor:
-            a = sides.input.apply(part.outer.a)
-            c = sides.input.apply(part.lookup.b)
-            products = torch.bmm(a.double(), c.double().mT)
-            products = products * part.read_outputs()
-            return products.sum((1, 2))
-
-        size = positions * max(1, self.lookup.ids.shape[1])
-        inner_products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
-        squares += 2 * sides.output.factor**2 * inner_products
-        return squares.clamp(min=0)
 
     def read_outputs(self) -> Tensor:
         """Return the output gradients of the linear use at the ids read, `[N, T, S]`."""
