@@ -21,10 +21,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 316_000,
-    "app": 120_900,
-    "papers": 97_400,
-    "benchmarks": 50_600,
+    "core": 310_900,
+    "app": 118_290,
+    "papers": 97_130,
+    "benchmarks": 50_490,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
