@@ -80,7 +80,6 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "privacy_card.json",
             "privacy_card.md",
             "model.safetensors",
-            "plots",
         } <= names
         answers = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
         assert answers["privacy card"] == "states what the ledger shows" and answers[
