@@ -8,7 +8,7 @@
 #   each wiggle divides the excursion in parts, of which those below one standard deviation are left
 #   out.
 # Expected: the same value for the same meals: 120 mg/dL up and down, three times a day.
-# Why it matters here: a patient with large excursions has none, without a message or a missing value.
+# Why it matters here: a patient with large excursions gets 0, without a message or a missing value.
 # Instead: smooth before, and drop turning points below one standard deviation before the amplitudes.
 # Source: Service et al., Diabetes 19 (1970) 644, which the function names: excursions between a nadir
 #   and a peak that exceed one standard deviation.

