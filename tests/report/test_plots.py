@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
+from dpkfc.app.html.figures import _set_steps
 from dpkfc.app.picture_data import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
 from dpkfc.app.picture_style import save
 from dpkfc.app.run_pictures import comparison, effects, signal_to_noise, spectra
@@ -151,3 +152,11 @@ def test_sixteen_panels_at_most_and_said_so():
     figure = spectra(_spectra(21), "on the probe")
     assert sum(axes.get_visible() for axes in figure.axes) == 16
     assert any("16 of 21 layers shown" in t.get_text() for t in figure.texts)
+
+
+def test_an_axis_of_steps_is_marked_at_whole_steps():
+    """Marks at 2.5 and 7.5 would read 2 and 8."""
+    axes = matplotlib.figure.Figure(figsize=(8, 5)).subplots()
+    axes.plot([0, 20], [0, 1])
+    _set_steps(axes)
+    assert all(float(mark).is_integer() for mark in axes.get_xticks())

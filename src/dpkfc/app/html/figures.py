@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from dpkfc.app.html.answer import group_by_budget, interval, scores_of
 from dpkfc.app.html.groups import MethodStyle, Panel, RunGroup, collect
@@ -274,6 +274,7 @@ def _set_steps(axes: Axes) -> None:
     """Set the axis of steps, which all lines share, so after the last line."""
     axes.set_xlabel("steps")
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
 
 
