@@ -58,11 +58,11 @@ def convex_clip(rows: int, whole: float, features: int, likelihood: str) -> floa
 
     Args:
         rows: public number of rows (or units).
-        whole: the noise multiplier 1 / μ of the whole budget.
+        whole: the noise multiplier 1 / μ of the whole budget; 0 where the budget has no bound.
         features: d, inputs of the head.
         likelihood: "categorical" or "gaussian".
     """
-    enough = math.sqrt(rows / whole / _ROWS)
+    enough = math.sqrt(rows / whole / _ROWS) if whole > 0 else math.inf
     return min(enough, math.sqrt(features) / 2) * _LONGEST[likelihood]
 
 
