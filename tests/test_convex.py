@@ -292,7 +292,7 @@ def test_a_head_learns_whitened_rows_by_the_rule():
 
 
 def test_without_noise_the_features_alone_decide_the_clip():
-    """So little noise is asked for that 1 / μ of all steps is no float but zero."""
+    """So little noise is asked for that 1 / μ of all steps rounds to zero."""
     bound = convex_clip(100, 1e-9, 16, "categorical")
     assert convex_clip(100, 0.0, 16, "categorical") == bound
     assert whitened_clip(100, 0.0, 16, "categorical") == bound / 4

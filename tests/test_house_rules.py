@@ -22,7 +22,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 310_910,
-    "app": 118_310,
+    "app": 118_320,
     "papers": 97_130,
     "benchmarks": 50_490,
 }

@@ -13,6 +13,7 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.files import encode_texts
 from dpkfc.app.owndata.images import encode_folder
+from dpkfc.app.owndata.json_lines import read_lines
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
@@ -248,3 +249,11 @@ def test_a_folder_of_an_encoder_is_for_sentences(tmp_path):
     path = write_texts(tmp_path / "notes.jsonl", 3)
     with pytest.raises(DatasetError, match="not a text encoder with a tokenizer"):
         encode_texts(path, read_schema(schema))
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "utf-8-sig", "ascii"])
+def test_json_lines_may_state_an_encoding_that_is_a_form_of_utf8(tmp_path, encoding):
+    path = tmp_path / "notes.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf{}\n" if encoding == "utf-8-sig" else b"{}\n")
+    with path.open("rb") as file:
+        assert list(read_lines(file, encoding)) == [[(1, "{}\n")]]

@@ -1,7 +1,7 @@
 """The noise: from the cipher and through the mechanism, forked and side by side.
 
 The checks of the audit judge it, and are shown the wrong laws that they must reject. The streams of
-test mode are fixed; those of the operating system are judged at 1e-9 a check.
+test mode are fixed; streams of the operating system are judged at 1e-9 a check.
 `tests/test_teeth_release.py` and `test_noise_law.py` look at the noise of whole sessions.
 """
 

@@ -94,7 +94,7 @@ def measure_share(scores, shares, stddev):
 def is_heard(planted, plan):
     """Return whether canaries are as loud as theory says: C each time, up to 4.5 standard errors.
 
-    This is asked of their scores over the run, and of those of pairs of steps.
+    This is asked of their scores over the run, and of their scores over pairs of steps.
     """
     pairs, shares = planted.pairs()
     stddev = plan.stddev * math.sqrt(2)

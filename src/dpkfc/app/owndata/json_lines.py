@@ -13,6 +13,8 @@ from dpkfc.app.owndata.cells import is_unicode, number_text
 Entry = dict[str, Any]
 # Lines that are read at once.
 _LINES = 1 << 12
+# Names of encodings whose files are UTF-8, with or without a mark.
+_UTF8 = ("ascii", "utf-8", "utf-8-sig")
 
 
 def read_lines(file: IO[bytes], encoding: str) -> Iterator[list[tuple[int, str]]]:
@@ -27,7 +29,7 @@ def read_lines(file: IO[bytes], encoding: str) -> Iterator[list[tuple[int, str]]
         if number == 1:
             has_mark = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             name = "utf-16" if has_mark else codecs.lookup(encoding).name
-            if name != "utf-8":
+            if name not in _UTF8:
                 raise DatasetError(
                     f"{file.name}: JSON lines are read as UTF-8, not as {name}; save it as UTF-8"
                 )
