@@ -1,8 +1,9 @@
 """Audit linear heads in one run at four ε, and with a fifth of the noise missing: audit.json.
 
 Needs $DPKFC_DATA, and about an hour of one thread. --scores DIR keeps the scores of the canaries,
-on which `audit_peers.py` runs other auditors. Times are of the processor. A row that is there is
-kept, unless --again is given.
+on which `audit_peers.py` runs other auditors. A row that is there is kept, unless --again is given.
+Times are of the processor: the median over five rounds of the training with canaries divided by
+the one without, up to the judgement of the canaries.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from dpkfc.config import Plan
 from dpkfc.session import Session
 
 OUTPUT = RESULTS / "audit.json"
-DELTA, EPSILONS, KEPT = 1e-5, (1.0, 2.0, 4.0, 8.0), 0.8
+DELTA, EPSILONS, KEPT, ROUNDS = 1e-5, (1.0, 2.0, 4.0, 8.0), 0.8, 5
 # Number of canaries, the recipe that has the examples, and settings that keep a run short.
 SHORT = {"method": "dp-sgd", "expected_batch_size": 1024, "epochs": 3}
 HEADS: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -58,58 +60,69 @@ def weaken_noise(kept: float) -> Iterator[None]:
 
 
 @contextmanager
-def keep_scores(path: Path | None) -> Iterator[list[float]]:
-    """Write scores and coins of the canaries to a file, and note when training ends."""
-    judge, ends = one_run.judge_canaries, list[float]()
-
-    def write(planted: Any, *others: Any) -> Any:
-        ends.append(time.process_time())
-        if path is not None:
-            np.savez(path, scores=planted.scores(), coins=planted.coins)
-        return judge(planted, *others)
-
-    one_run.judge_canaries = write
+def judge_by(judge: Callable[..., Any]) -> Iterator[None]:
+    """Let a function of ours take the canaries at the end of the training."""
+    usual = one_run.judge_canaries
+    one_run.judge_canaries = judge
     try:
-        yield ends
+        yield
     finally:
-        one_run.judge_canaries = judge
+        one_run.judge_canaries = usual
 
 
-def time_training(prepared: Prepared, plan: Plan) -> float:
-    """Return processor seconds of the training without canaries."""
+def train_with_canaries(name: str, prepared: Prepared, plan: Plan) -> Any:
+    """Train a copy of the model with canaries, and return what judges them."""
     model = copy.deepcopy(prepared.model)
     optimizer = make_optimizer(prepared.config, model)
-    begin = time.process_time()
+    canaries = HEADS[name][0]
+    whole = one_run.plan_for_canaries(plan, prepared.data.size, canaries)
+    train, loss = prepared.data.train, prepared.recipe.task.loss
+    return one_run.audit_one_run(whole, model, optimizer, train, loss, canaries=canaries)
+
+
+def train_without(prepared: Prepared, plan: Plan) -> None:
+    """Train a copy of the model without canaries."""
+    model = copy.deepcopy(prepared.model)
+    optimizer = make_optimizer(prepared.config, model)
     with Session(plan, model, optimizer, prepared.data.train) as session:
         for batch in session.batches():
             session.step(batch, prepared.recipe.task.loss)
-    return time.process_time() - begin
+
+
+def measure_price(name: str, prepared: Prepared, epsilon: float) -> dict[str, Any]:
+    """Return processor seconds with and without canaries, and quartiles of their ratio."""
+    plan = prepared.plan.config.calibrate(epsilon, DELTA, prepared.data.size)
+    plain, planted = [], []
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        train_without(prepared, plan)
+        middle = time.process_time()
+        with judge_by(lambda *_: None):
+            train_with_canaries(name, prepared, plan)
+        plain.append(middle - begin)
+        planted.append(time.process_time() - middle)
+    low, ratio, high = quantiles([b / a for a, b in zip(plain, planted, strict=True)], n=4)
+    times = {"cpu_seconds": median(planted), "plain_cpu_seconds": median(plain)}
+    return times | {"time_ratio": ratio, "time_ratio_quartiles": [low, high], "rounds": ROUNDS}
 
 
 def audit_head(
     name: str, prepared: Prepared, epsilon: float, kept: float, scores: Path | None
-) -> dict:
+) -> dict[str, Any]:
     """Train with canaries, and return one row."""
     size = prepared.data.size
     plan = prepared.plan.config.calibrate(epsilon, DELTA, size)
-    plain = time_training(prepared, plan)
-    model = copy.deepcopy(prepared.model)
-    optimizer = make_optimizer(prepared.config, model)
-    whole = one_run.plan_for_canaries(plan, size, HEADS[name][0])
-    begin = time.process_time()
-    with weaken_noise(kept), keep_scores(scores) as ends:
-        result = one_run.audit_one_run(
-            whole,
-            model,
-            optimizer,
-            prepared.data.train,
-            prepared.recipe.task.loss,
-            canaries=HEADS[name][0],
-        )
-    seconds = ends[0] - begin
+    usual = one_run.judge_canaries
+
+    def judge(planted: Any, *others: Any) -> Any:
+        if scores is not None:
+            np.savez(scores, scores=planted.scores(), coins=planted.coins)
+        return usual(planted, *others)
+
+    with weaken_noise(kept), judge_by(judge):
+        result = train_with_canaries(name, prepared, plan)
     row = {"head": name, "examples": size, "target": epsilon, "noise_kept": kept}
-    row |= result.describe() | {"cpu_seconds": seconds, "plain_cpu_seconds": plain}
-    return row | {"time_ratio": seconds / plain}
+    return row | result.describe()
 
 
 def prepare_head(name: str) -> Prepared:
@@ -141,7 +154,10 @@ def main() -> None:
                 row = rows.get((name, epsilon, kept))
                 if row is not None and ("further" in row or not options.repeats):
                     continue
-                row = row or audit_head(name, prepared, epsilon, kept, path)
+                if row is None:
+                    row = audit_head(name, prepared, epsilon, kept, path)
+                    if kept == 1.0:
+                        row |= measure_price(name, prepared, epsilon)
                 rows[name, epsilon, kept] = row
                 if options.repeats:
                     runs = [
