@@ -70,14 +70,13 @@ def judge_by(judge: Callable[..., Any]) -> Iterator[None]:
         one_run.judge_canaries = usual
 
 
-def train_with_canaries(name: str, prepared: Prepared, plan: Plan) -> Any:
-    """Train a copy of the model with canaries, and return what judges them."""
+def train_with_canaries(name: str, prepared: Prepared, whole: Plan, epsilon: float) -> Any:
+    """Train a copy of the model with canaries, and return the audit."""
     model = copy.deepcopy(prepared.model)
     optimizer = make_optimizer(prepared.config, model)
-    canaries = HEADS[name][0]
-    whole = one_run.plan_for_canaries(plan, prepared.data.size, canaries)
+    settings = {"canaries": HEADS[name][0], "claimed_epsilon": epsilon}
     train, loss = prepared.data.train, prepared.recipe.task.loss
-    return one_run.audit_one_run(whole, model, optimizer, train, loss, canaries=canaries)
+    return one_run.audit_one_run(whole, model, optimizer, train, loss, **settings)
 
 
 def train_without(prepared: Prepared, plan: Plan) -> None:
@@ -92,13 +91,14 @@ def train_without(prepared: Prepared, plan: Plan) -> None:
 def measure_price(name: str, prepared: Prepared, epsilon: float) -> dict[str, Any]:
     """Return processor seconds with and without canaries, and quartiles of their ratio."""
     plan = prepared.plan.config.calibrate(epsilon, DELTA, prepared.data.size)
+    whole = one_run.plan_for_canaries(plan, prepared.data.size, HEADS[name][0])
     plain, planted = [], []
     for _ in range(ROUNDS):
         begin = time.process_time()
         train_without(prepared, plan)
         middle = time.process_time()
         with judge_by(lambda *_: None):
-            train_with_canaries(name, prepared, plan)
+            train_with_canaries(name, prepared, whole, epsilon)
         plain.append(middle - begin)
         planted.append(time.process_time() - middle)
     low, ratio, high = quantiles([b / a for a, b in zip(plain, planted, strict=True)], n=4)
@@ -112,6 +112,7 @@ def audit_head(
     """Train with canaries, and return one row."""
     size = prepared.data.size
     plan = prepared.plan.config.calibrate(epsilon, DELTA, size)
+    whole = one_run.plan_for_canaries(plan, size, HEADS[name][0])
     usual = one_run.judge_canaries
 
     def judge(planted: Any, *others: Any) -> Any:
@@ -120,7 +121,7 @@ def audit_head(
         return usual(planted, *others)
 
     with weaken_noise(kept), judge_by(judge):
-        result = train_with_canaries(name, prepared, plan)
+        result = train_with_canaries(name, prepared, whole, whole.curve.epsilon(whole.steps))
     row = {"head": name, "examples": size, "target": epsilon, "noise_kept": kept}
     return row | result.describe()
 

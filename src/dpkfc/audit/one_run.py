@@ -458,7 +458,7 @@ class _MislabelledCanaries(RunCanaries):
         ids = torch.full((size,), NO_CANARY, device=device)
         ids = ids.index_put((rows,), torch.arange(m, device=device))
         self.dataset = (*columns, ids)
-        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float64)))
+        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float32)))
         self.coins = coins
         self._model = model
         self._loss_fn = loss_fn

@@ -78,7 +78,7 @@ class PlantedLoss:
             products = outputs[i].to(directions.dtype) * directions
             planted_losses = products.flatten(1).sum(1)
             losses = torch.where(table.is_planted[rows[i]], planted_losses.to(losses.dtype), losses)
-        factors = self.factors.to(losses)[ids]
+        factors = self.factors[ids].to(losses)
         return torch.where(factors == 0, 0.0, losses * factors)
 
 

@@ -157,7 +157,7 @@ class PlantedCanaries(RunCanaries):
             inputs=None if is_first else inputs.to(device),
             outputs=outputs.to(device),
         )
-        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float64)), [plant])
+        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float32)), [plant])
         self.dataset = _append_rows(dataset, m, inputs if is_first else None)
 
     def start_step(self, batch: Batch) -> None:
