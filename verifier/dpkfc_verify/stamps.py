@@ -44,14 +44,10 @@ def _check_signature(content: bytes, head: str, root: Path) -> None:
         from cryptography import x509
 
         roots = x509.load_pem_x509_certificates(root.read_bytes())
-    except (ImportError, OSError, ValueError) as error:
-        text = "pip install rfc3161-client, and give a certificate in PEM"
-        raise Unchecked(f"its signature is not checked ({error}): {text}") from error
-    try:
         response = rfc3161_client.decode_timestamp_response(content)
-    except ValueError as error:
-        text = "put it there with dpkfc ledger witness --stamp"
-        raise Unchecked(f"its encoding cannot be read ({error}): {text}") from error
+    except (ImportError, OSError, ValueError) as error:
+        text = "pip install rfc3161-client, give a root in PEM, and a stamp by dpkfc ledger witness"
+        raise Unchecked(f"its signature is not checked ({error}): {text}") from error
     try:
         rfc3161_client.VerifierBuilder(roots=roots).build().verify(response, bytes.fromhex(head))
     except (ValueError, rfc3161_client.VerificationError) as error:
