@@ -66,7 +66,7 @@ class PlantedLoss:
         # Python reads no value of the batch. Otherwise the batch axis of the pass could not be
         # proved, and the audit would run another step than training does.
         self._tables = [table.to(ids.device) for table in self._tables]
-        rows = [table.rows[ids] for table in self._tables]
+        rows = [ids if table.rows is None else table.rows[ids] for table in self._tables]
         outputs: dict[int, Tensor] = {}
         with ExitStack() as hooks:
             for i, table in enumerate(self._tables):
@@ -78,8 +78,7 @@ class PlantedLoss:
             products = outputs[i].to(directions.dtype) * directions
             planted_losses = products.flatten(1).sum(1)
             losses = torch.where(table.is_planted[rows[i]], planted_losses.to(losses.dtype), losses)
-        factors = self.factors[ids].to(losses)
-        return torch.where(factors == 0, 0.0, losses * factors)
+        return losses * self.factors[ids].to(losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,33 +87,36 @@ class _Table:
 
     Attributes:
         layer: path of the module.
-        rows: id to row of the table `[m + 1]`.
+        rows: id to row of the table `[m + 1]`; None where they are the same.
         is_planted: whether a row is one of the plant `[k + 1]`.
         inputs, outputs: of the plant, then zeros `[k + 1, ...]`.
     """
 
     layer: str
-    rows: Tensor
+    rows: Tensor | None
     is_planted: Tensor
     inputs: Tensor | None
     outputs: Tensor
 
     def to(self, device: torch.device) -> _Table:
         """Return the table on the device of a batch."""
-        if self.rows.device == device:
+        if self.outputs.device == device:
             return self
-        moved = (self.rows.to(device), self.is_planted.to(device))
-        inputs = None if self.inputs is None else self.inputs.to(device)
-        return _Table(self.layer, *moved, inputs, self.outputs.to(device))
+        rows, inputs = (None if x is None else x.to(device) for x in (self.rows, self.inputs))
+        is_planted, outputs = self.is_planted.to(device), self.outputs.to(device)
+        return _Table(self.layer, rows, is_planted, inputs, outputs)
 
 
 def _make_table(plant: Plant, canaries: int) -> _Table:
-    k = len(plant.ids)
-    rows = torch.full((canaries + 1,), k)
-    rows[plant.ids] = torch.arange(k)
+    outputs = _append_zeros(plant.outputs)
+    device, k = outputs.device, len(plant.ids)
+    ids, rows = plant.ids.to(device), None
+    if not torch.equal(ids, torch.arange(canaries, device=device)):
+        rows = torch.full((canaries + 1,), k, device=device)
+        rows[ids] = torch.arange(k, device=device)
     inputs = None if plant.inputs is None else _append_zeros(plant.inputs)
-    table = _Table(plant.layer, rows, torch.arange(k + 1) < k, inputs, _append_zeros(plant.outputs))
-    return table.to(plant.outputs.device)
+    is_planted = torch.arange(k + 1, device=device) < k
+    return _Table(plant.layer, rows, is_planted, inputs, outputs)
 
 
 def _append_zeros(x: Tensor) -> Tensor:
