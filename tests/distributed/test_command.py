@@ -4,7 +4,6 @@ budget.
 
 import json
 import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 
-from dpkfc.app import processes, training_loop
+from dpkfc.app import processes
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.metrics import Metrics
 from dpkfc.app.owndata.files import encode_table
@@ -28,7 +28,6 @@ from tests.app.finished import read_card
 from tests.command_line import call
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
-from tests.ports import free_port
 from tests.quick import make_figures_blank
 from tests.test_session import loss_fn, net, session
 
@@ -50,34 +49,34 @@ SETTINGS = [
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
-# Of no process.
-NEVER = -1
 
-
-def command(rank, folder, port, world, arguments, interrupted):
-    """One process as torchrun starts it."""
+def command(rank, folder, port, arguments):
+    """One of two processes as torchrun starts it."""
     torch.set_num_threads(1)
     make_figures_blank(pytest.MonkeyPatch())
     os.chdir(folder)
     os.environ.update(
-        TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world)
+        TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2"
     )
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    if rank == interrupted:
-        row = training_loop._row
-
-        def interrupt(record, epsilon):
-            if record.release == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-            return row(record, epsilon)
-
-        training_loop._row = interrupt
+    os.environ.update(
+        TORCHELASTIC_USE_AGENT_STORE="True", MASTER_ADDR="localhost", MASTER_PORT=str(port)
+    )
     result = call(*arguments)
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
 
-def _run(folder, *arguments, interrupted=NEVER):
-    return run(command, 2, free_port(), 2, ["train", *arguments], interrupted, folder=folder)
+def run_two(folder, *arguments, work=command):
+    """Run a command on two processes.
+
+    As torchrun does, this process keeps the store in which they find each other. So nobody else
+    can listen at its port before the first one does, and it outlives whichever ends first.
+    """
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return run(work, 2, store.port, *arguments, folder=folder)
+
+
+def _run(folder, *arguments):
+    return run_two(folder, ["train", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -233,46 +232,24 @@ def _run_on_two_hosts(rank, folder, port, arguments, swapped):
     processes._PATIENCE = 0.0
     place = folder / f"host-{rank}"
     place.mkdir(exist_ok=True)
-    return command(1 - rank if swapped else rank, place, port, 2, arguments, NEVER)
+    return command(1 - rank if swapped else rank, place, port, arguments)
 
 
-def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(
-    tmp_path,
-):
-    for one in run(
-        _run_on_two_hosts,
-        2,
-        free_port(),
-        ["train", *SETTINGS, "--out", "run"],
-        False,
-        folder=tmp_path,
-    ):
-        assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
-    for one in run(
-        _run_on_two_hosts,
-        2,
-        free_port(),
-        ["train", *SETTINGS, "--out", "run"],
-        True,
-        folder=tmp_path,
-    ):
-        assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
+def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(tmp_path):
+    arguments = ["train", *SETTINGS, "--out", "run"]
+    for swapped in (False, True):
+        for one in run_two(tmp_path, arguments, swapped, work=_run_on_two_hosts):
+            assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def _other_setting(rank, folder, port):
-    return command(
-        rank,
-        folder,
-        port,
-        2,
-        ["train", *SETTINGS, "--out", "run", *(["--schedule", "cosine"] * rank)],
-        NEVER,
-    )
+    schedule = ["--schedule", "cosine"] * rank
+    return command(rank, folder, port, ["train", *SETTINGS, "--out", "run", *schedule])
 
 
 def test_processes_with_other_settings_are_told_so(tmp_path):
-    for one in run(_other_setting, 2, free_port(), folder=tmp_path):
+    for one in run_two(tmp_path, work=_other_setting):
         assert one["code"] == 2, one
         assert (
             "rank 1 has another setting schedule than rank 0 ('cosine', not 'constant')"

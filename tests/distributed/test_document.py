@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.privacy.ledger import verify
-from tests.distributed.group import run
-from tests.distributed.test_command import NEVER, command
+from tests.distributed.test_command import run_two
 from tests.documents import ROOT, commands, executed
-from tests.ports import free_port
 
 DOCUMENT, EXAMPLE = ROOT / "docs" / "how-to-distributed.md", ROOT / "examples" / "distributed.py"
 
@@ -38,7 +36,7 @@ def test_the_commands_of_the_document_run(tmp_path):
     prefix = "torchrun --nproc-per-node=2 -m dpkfc "
     assert recipe.startswith(prefix)
     words = shlex.split(recipe.removeprefix(prefix))
-    first, second = run(command, 2, free_port(), 2, words, NEVER, folder=tmp_path)
+    first, second = run_two(tmp_path, words)
     assert (first["code"], second["code"]) == (0, 0), (first, second)
     assert "run folder: runs/two" in first["out"]
     assert len(verify(tmp_path / "runs" / "two" / "ledger.jsonl").releases) == 20
