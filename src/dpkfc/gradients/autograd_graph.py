@@ -153,6 +153,13 @@ def depends_on(model: nn.Module, x: Tensor) -> bool:
         return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
 
 
+def used_parameters(model: nn.Module, x: Tensor) -> set[str]:
+    """Return the names of the trainable parameters that a tensor was computed from."""
+    with torch._C.DisableTorchFunction():
+        found = {id(getattr(node, "variable", None)) for node in nodes_of(x)}
+        return {name for name, p in trainable_tensors(model).items() if id(p) in found}
+
+
 def is_differentiable(x: Any) -> bool:
     """Return whether a value is a tensor that gradients arrive at."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.augmentation import Augmentation
-from dpkfc.gradients.autograd_graph import gradient_of
+from dpkfc.gradients.autograd_graph import used_parameters
 from dpkfc.gradients.eager_mode import run_eagerly
 from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.gradients.loss_function import LossFn
@@ -232,8 +232,8 @@ def _trace_with_seeds(
 
 def _warn_of_unused(passes: PublicPasses, losses: Tensor) -> None:
     """Warn where the loss never uses a trainable parameter, which noise alone would train."""
-    gradients = gradient_of(passes.model, losses.sum())
-    unused = [name for name in trainable_tensors(passes.model) if name not in gradients]
+    used = used_parameters(passes.model, losses)
+    unused = [name for name in trainable_tensors(passes.model) if name not in used]
     if unused:
         warnings.warn(
             f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
