@@ -7,12 +7,16 @@ from hypothesis import strategies as st
 
 from dpkfc.linalg.blocks import (
     ConvBlock,
+    Lookup,
     MaterializedGradients,
     Outer,
+    Tied,
+    roundoff,
 )
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
+from dpkfc.linalg.norm_bounds import MAX_ROUNDING_FRACTION
 from dpkfc.linalg.norms import per_example_norms
-from dpkfc.linalg.row_norms import exact_row_norms, row_norms
+from dpkfc.linalg.row_norms import dot_rounding, exact_row_norms, row_norms
 from dpkfc.linalg.sides import Dense, Identity
 from tests.patching import patch_linalg
 
@@ -195,3 +199,107 @@ def test_gradients_along_flat_directions_are_bounded(kind, method, d, monkeypatc
             "materialised" if method == "eigenbasis" else method,
         )
         assert bool((norms >= exact * (1 - 1e-6)).all())
+
+
+# -- what rounding may take, for rows whose exact norms are known ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "positions"), [("rank-one", 1), ("gram", 1), ("gram", 2), ("gram", 3)]
+)
+def test_the_slack_counts_the_positions_that_have_a_gradient(method, positions):
+    d, padded = 40, 1 if method == "rank-one" else 5
+    a, b = torch.zeros(1, padded, d), torch.zeros(1, padded, d)
+    a[:, :, 0] = 1
+    b[:, :positions, 0] = 1
+    norm = per_example_norms(Outer(a, b), None, method).norms
+    units = ((norm / positions).square() - 1) / roundoff(a)
+    of_rows = 0
+    if positions == 1:  # the bounds of both rows, too
+        terms = d if method == "rank-one" else d + 1
+        of_rows = 2 * 2 * (terms + 2)
+    assert round(float(units)) == of_rows + positions + 2 * d
+
+
+def cancel(n, d, generator):
+    """Rows `[1, 2n, d]` of which each has its opposite, times numbers of different sizes."""
+    rows = torch.randn(1, n, d, generator=generator)
+    rows *= torch.logspace(0, 3, n)[:, None]
+    return torch.cat([rows, -rows], 1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "tied"])
+def test_a_bound_does_not_follow_the_order_of_positions_that_cancel(kind):
+    g = torch.Generator().manual_seed(0)
+    t, d, rows = 6, 8, 5
+    a, b = cancel(t // 2, d, g), torch.randn(1, t // 2, rows, generator=g).repeat(1, 2, 1)
+    magnitude = (exact_row_norms(a) * exact_row_norms(b)).sum()
+    uses = t
+    bounds, shares = [], []
+    for _ in range(20):
+        order = torch.randperm(t, generator=g)
+        block = Outer(a[:, order], b[:, order])
+        if kind == "tied":
+            block = Tied(Lookup(torch.zeros(1, t).long(), a[:, order], rows), block)
+        norms, exact = release_exactly(block, Kronecker(), "materialised")
+        bounds.append(norms)
+        shares.append(exact)
+    if kind == "tied":
+        uses = 2 * t
+        magnitude += exact_row_norms(a).sum()
+    assert min(bounds) >= max(shares)
+    torch.testing.assert_close(min(bounds), max(bounds), rtol=1e-12, atol=0.0)
+    least = uses**0.5 * roundoff(a) / MAX_ROUNDING_FRACTION * magnitude
+    assert min(bounds) >= least * (1 - 1e-6)
+
+
+def looked_up(size):
+    """Two reads of one row whose gradients almost cancel."""
+    g = torch.Generator().manual_seed(0)
+    c = torch.randn(4, 1, 16, generator=g)
+    c = torch.cat([c, 1e-4 * torch.randn(4, 1, 16, generator=g) - c], 1) * size
+    return Lookup(torch.ones(4, 2).long(), c, 40)
+
+
+def tied(size):
+    """A read of a row and a use in a linear layer, whose gradients almost cancel."""
+    lookup = looked_up(1.0)
+    b = torch.zeros(4, 1, 40)
+    b[:, :, 1] = 1 / size
+    outer = Outer(lookup.b[:, 1:] * size, b)
+    return Tied(Lookup(lookup.ids[:, :1], lookup.b[:, :1], 40), outer)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-25])
+@pytest.mark.parametrize("make", [looked_up, tied])
+def test_sums_of_rows_that_cancel_are_as_exact_as_their_slack_says(make, size):
+    block = make(size)
+    exact = exact_row_norms(block.double().per_example().flatten(1)).square()
+    if make is tied:
+        magnitudes = exact_row_norms(block.lookup.b).sum(1) + exact_row_norms(
+            block.outer.a[:, 0] * block.outer.b[:, 0, 1:2]
+        )
+        slack = (dot_rounding(16) + dot_rounding(40) + 4) * magnitudes.square()
+    else:
+        slack = (2 + 16) * exact_row_norms(block.b).sum(1).square()
+    norms = per_example_norms(block, None, "gram").norms
+    torch.testing.assert_close(
+        norms.square(), exact + roundoff(block.like) * slack, rtol=1e-5, atol=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Lookup(torch.ones(1, 1).long(), torch.full((1, 1, 4), 1e-25), 40),
+        Tied(
+            Lookup(torch.ones(1, 1).long(), torch.zeros(1, 1, 4), 40),
+            Outer(torch.full((1, 1, 4), 1e-25), torch.full((1, 1, 40), 1e20)),
+        ),
+    ],
+    ids=["lookup", "tied"],
+)
+def test_products_that_are_too_small_for_float32_count(block):
+    norms = per_example_norms(block, None, "gram").norms
+    exact = exact_row_norms(block.double().per_example().flatten(1))
+    assert bool((norms >= exact).all()) and bool((norms <= exact * 1.01).all())
