@@ -36,7 +36,6 @@ def reproduce(
     workers: Whole | None = None,
     seeds: Whole = 3,
     tuned: list[Path] | None = None,
-    speed: Path | None = None,
     everything: bool = False,
     smoke: bool = False,
     out: Path = Path("runs/reproduce"),
@@ -59,15 +58,15 @@ def reproduce(
         workers: Cells at once, one core each; left out: every core.
         seeds: Of tables: runs of every cell, each with its own initial weights.
         tuned: Results of a tuning study, whose settings are taken.
-        speed: Results of benchmarks/speed.py, for `throughput`.
         everything: Also cells that ask for more: see --list.
-        smoke: In small, to see that it runs; of tables no number.
+        smoke: Of figures and the federated study: in small, to see that it runs.
         out: Folder of results and reports; taken up again.
         results: File of the results; left out: below --out.
         data_dir: Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets.
         quiet: No progress bar.
     """
     from dpkfc.app.tuning.pool import end_of, worker_count
+    from dpkfc.app.tuning.runs import StudyError
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.federated_command import run_study
     from dpkfc_papers.figures import reproduce_figures
@@ -79,16 +78,15 @@ def reproduce(
         console.print(_published_tables())
         return
     tables, figures, with_federated = _kinds(table or [], columns, results=results)
+    if tables and smoke:
+        raise StudyError(f"--smoke is for figures and {federated.NAME}; leave out {tables[0]!r}")
     common: dict[str, Any] = {
         "data_dir": data_dir,
         "console": None if quiet else console,
         "workers": worker_count(workers),
     }
-    failed = False
     with resumable(f"the same command goes on (reports so far: {out})"):
-        if tables and smoke:
-            failed = _show_smoke(tables, out, console, columns=columns, end=end, **common)
-        elif tables:
+        if tables:
             _show_tables(
                 tables,
                 columns,
@@ -98,7 +96,6 @@ def reproduce(
                 seeds=range(seeds),
                 tuned=tuned or (),
                 everything=everything,
-                speed=speed,
                 end=end,
                 **common,
             )
@@ -115,8 +112,6 @@ def reproduce(
                 on_line=(lambda line: None) if quiet else console.print,
             )
             console.print(f"report: {report}", soft_wrap=True)
-    if failed:
-        raise SystemExit(1)
 
 
 def _kinds(
@@ -162,19 +157,6 @@ def _kinds(
         for name in tables:
             load(name).select(columns)
     return tables, figures, NAME in names
-
-
-def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> bool:
-    """Run cells of tables for a few steps, show the outcomes, return whether one failed."""
-    from dpkfc_papers.tables import SAYS, load, run_small
-
-    found = run_small([load(name) for name in names], out, **more)
-    headings = ("table", "method", "recipe", "smoke run")
-    shown = make_table(*headings, title=f"smoke runs. {SAYS}")
-    for one in found:
-        shown.add_row(one.table, one.row, one.recipe, one.said)
-    shown_on.print(shown)
-    return any(one.failed for one in found)
 
 
 def _show_tables(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +12,10 @@ import torch
 
 from dpkfc.app.run_folder import write_text
 from dpkfc_papers.federated_features import load_features, small_features
-from dpkfc_papers.federated_runs import (
-    FederatedRun,
-)
+from dpkfc_papers.federated_runs import FederatedRun
 from dpkfc_papers.federated_study import METHODS, NAME, SMOKE, TITLE, Study, run_remaining
 from dpkfc_papers.federated_tables import figure, tables
 from dpkfc_papers.store import Store
-
-_LOG = logging.getLogger(__name__)
 
 
 def run_study(
@@ -42,7 +34,7 @@ def run_study(
         folder: of networks, features, report and picture; an earlier folder is continued.
         results: file of the records; None for a file in the folder.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
-        end: of `end_of`: start no run that would not end in time, and stop a run then.
+        end: of `end_of`: start no run that would not end in time.
         on_line: takes a line after every run.
 
     Returns:
@@ -60,14 +52,10 @@ def run_study(
     threads = torch.get_num_threads()
     with Store(results or folder / f"{NAME}-results.json") as store:
         torch.set_num_threads(1)
-        started: list[FederatedRun] = []
 
         def fits(run: FederatedRun) -> bool:
             left = end - time.monotonic()
-            has_time = left > 0 and (_expected_seconds(store, run) or 0.0) <= left
-            if has_time:
-                started.append(run)
-            return has_time
+            return left > 0 and _expected_seconds(store, run) <= left
 
         def report_run(name: str, run: FederatedRun, accuracy: float) -> None:
             on_line(
@@ -76,14 +64,7 @@ def run_study(
             )
 
         try:
-            with stop_at(end):
-                run_remaining(study, store, features, report_run, fits)
-        except TimeIsUp:
-            _LOG.warning(
-                "the time is up: stopped %s; finished runs are kept, and the same command starts "
-                "the stopped run again",
-                _describe(started[-1]),
-            )
+            run_remaining(study, store, features, report_run, fits)
         finally:
             torch.set_num_threads(threads)
             write_text(page, f"# {TITLE}\n\n{tables(study, store)}\n")
@@ -91,45 +72,14 @@ def run_study(
     return page
 
 
-class TimeIsUp(KeyboardInterrupt):
-    """The time is up. It derives from Ctrl-C, so that nothing takes it for an error."""
-
-
-@contextmanager
-def stop_at(end: float) -> Iterator[None]:
-    """Stop what this process does inside when the time is up.
-
-    Outside the main thread, and on Windows, it goes on.
-
-    Raises:
-        TimeIsUp: the time was up.
-    """
-    left = end - time.monotonic()
-    is_main = threading.current_thread() is threading.main_thread()
-    if not 0 < left < math.inf or not is_main or not hasattr(signal, "SIGALRM"):
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, left)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _expected_seconds(store: Store, run: FederatedRun) -> float | None:
-    """Return the seconds of the longest run of the same task with as many clients."""
+def _expected_seconds(store: Store, run: FederatedRun) -> float:
+    """Return the seconds of the longest run of the same task with as many clients, 0 before one."""
     seconds = [
         record["seconds"]
         for record in store
         if record["run"]["task"] == run.task and record["run"]["clients"] == run.clients
     ]
-    return max(seconds, default=None)
+    return max(seconds, default=0.0)
 
 
 def _describe(run: FederatedRun) -> str:

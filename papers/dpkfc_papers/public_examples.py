@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpkfc.app.datasets.sources import CIFAR100, load_pixels
@@ -22,7 +20,6 @@ from dpkfc_papers.minilm import minilm_tokens
 from dpkfc_papers.recipes.sentences import AG_NEWS, HEAD_LENGTH, SIZE
 from dpkfc_papers.sentence_vectors import encode_tokens
 
-_LOG = logging.getLogger(__name__)
 _NAMED = re.compile(r"@(?P<recipe>[\w-]+):(?P<count>\d+)")
 _SEED = 0
 
@@ -41,7 +38,7 @@ def localise(run: Run, place: Place) -> Mapping[str, Plain]:
 
 
 def find_public_examples(name: Any, folder: Path, data_dir: str = "") -> str:
-    """Return the file of public examples behind a name; make it if it is missing or not whole.
+    """Return the file of public examples behind a name; make it if it is missing.
 
     Args:
         name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed;
@@ -62,21 +59,9 @@ def find_public_examples(name: Any, folder: Path, data_dir: str = "") -> str:
     recipe = found["recipe"]
     count = int(found["count"])
     path = folder / f"{recipe}-{count}.safetensors"
-    if not _is_whole(path, count):
-        if path.exists():
-            _LOG.warning("public examples %s: the file is damaged and is made again", path)
+    if not path.is_file():
         _write(path, recipe, count, data_dir)
     return str(path)
-
-
-def _is_whole(path: Path, count: int) -> bool:
-    """Return whether a file holds so many examples, by its header and its length."""
-    try:
-        with safe_open(path, "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in ("inputs", "labels")]
-            return all(shape[:1] == [count] for shape in shapes)
-    except (OSError, SafetensorError):
-        return False
 
 
 def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:

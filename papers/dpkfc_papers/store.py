@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,34 +22,8 @@ from dpkfc.app.tuning.study_progress import Task
 from dpkfc.report.text import ensure_mapping
 
 KIND, VERSION = "dpkfc study", 1
-_LOG = logging.getLogger(__name__)
-_FLOAT = (float, int)
-# What a row must hold, by its measure; rows of another measure may hold anything.
-_NEEDED: Mapping[str, Mapping[str, Any]] = {
-    "": {
-        "accuracy": _FLOAT,
-        "epsilon": _FLOAT,
-        "steps": int,
-        "noise_multiplier": _FLOAT,
-    },
-    "dpkfc_papers.measurements:measure_course": {
-        "hash": str,
-        "checkpoints": list,
-        "sizes": dict,
-        "epsilon": _FLOAT,
-        "steps": int,
-    },
-    "dpkfc_papers.measurements:measure_mean_field": {
-        "hash": str,
-        "networks": list,
-        "contraction": list,
-        "seeds": int,
-        "examples": int,
-    },
-}
 # Figures that are printed when a run ends.
 _SHOWN = ("accuracy", "perplexity", "failed")
-_OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
 
 
 class Cell(Protocol):
@@ -191,27 +164,7 @@ def _read_rows(path: Path) -> dict[str, Row]:
             f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
             f" {VERSION}; use the version that wrote it, or choose another --out"
         )
-    rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
-    lost = len(content["rows"]) - len(rows)
-    if lost:
-        _LOG.warning("results file %s: %d entries are incomplete and will be run again", path, lost)
-    return rows
-
-
-def _is_row(row: Any) -> bool:
-    run = ensure_mapping(row).get("run")
-    if not isinstance(run, dict):
-        return False
-    needed = _NEEDED.get(str(run.get("measure") or ""), {})
-    for name, kind in needed.items():
-        if not isinstance(row.get(name), kind) or row[name] in ([], {}):
-            return False
-    return "checkpoints" not in needed or all(map(_is_checkpoint, row["checkpoints"]))
-
-
-def _is_checkpoint(checkpoint: Any) -> bool:
-    is_whole = isinstance(checkpoint, dict) and checkpoint.keys() >= _OF_CHECKPOINTS
-    return is_whole and isinstance(checkpoint["layers"], dict)
+    return dict(content["rows"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,12 +199,11 @@ class Listed(Source):
         self.done_before = len(wanted) - len(self._left)
         self.failures: dict[str, str] = {}
 
-    def drop_unavailable(self, data_dir: str, *, parts: bool = False) -> None:
+    def drop_unavailable(self, data_dir: str) -> None:
         """Read every data set once, and leave out the cells without data.
 
         Args:
             data_dir: folder of the data sets.
-            parts: whether files that hold a part of a set are enough.
         """
         reasons = {}
         for recipe in {task.run.recipe for task in self._left}:
@@ -261,7 +213,7 @@ class Listed(Source):
             except DatasetError as error:
                 reasons[recipe] = str(error)
                 continue
-            if part and not parts:
+            if part:
                 reasons[recipe] = f"the files hold {part}, and the published number is of all"
         for task in list(self._left):
             if task.run.recipe in reasons:

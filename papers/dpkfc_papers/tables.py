@@ -242,8 +242,11 @@ def _check(cell: Cell) -> Cell:
         return replace(cell, not_run="no run is mapped to it")
     if cell.recipe not in RECIPES:
         return replace(cell, not_run=f"recipe missing: {cell.recipe}")
-    reason = _find_mistake(cell.run({}, 0))
-    return replace(cell, not_run=f"settings: {reason}") if reason else cell
+    try:
+        cell.run({}, 0).config()
+    except ConfigError as error:
+        return replace(cell, not_run=f"settings: {error}")
+    return cell
 
 
 # --------------------------------------------------------------------------------------------------
@@ -262,38 +265,19 @@ class Timed:
     where: str
 
 
-def read_speed(path: Path | None) -> Content:
-    """Return results of `benchmarks/speed.py`, by default the checkout's, if any.
-
-    Raises:
-        StudyError: the file is not there, or holds no such results.
-    """
-    if path is None and not SHIPPED.is_file():
-        return {}
-    path = path or SHIPPED
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise StudyError(
-            f"--speed {path} cannot be read ({error.strerror or error}); benchmarks/speed.py"
-            " writes it"
-        ) from None
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
-        raise StudyError(f"--speed {path} holds no results of benchmarks/speed.py")
-    return content
+def read_speed() -> Content:
+    """Return what `benchmarks/speed.py` has measured; empty in a package."""
+    return json.loads(SHIPPED.read_text("utf-8")) if SHIPPED.is_file() else {}
 
 
 def find_timing(what: str, results: Content) -> Timed | None:
     """Return a ratio by its name, "MODEL: CONTENDER / CONTENDER"; None without a measurement."""
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
-    # With quartiles, or of an older file without.
     pair = entry.get("paired", {}).get(ratio)
-    value = pair.get("ratio") if isinstance(pair, Mapping) else pair
-    if value is None:
+    if pair is None:
         return None
+    value = pair["ratio"]
     contender = ratio.partition(" / ")[0]
     own = entry.get("refreshes", {}).get("contenders", {}).get(contender)
     every = entry.get("setting", {}).get("every")
@@ -463,7 +447,6 @@ def reproduce(
     workers: int = 1,
     end: float = math.inf,
     console: Console | None = None,
-    speed: Path | None = None,
 ) -> dict[str, list[Outcome]]:
     """Run the cells of tables that can run here; write `NAME.json` and `NAME.md` for each.
 
@@ -479,8 +462,6 @@ def reproduce(
         workers: cells at once.
         end: when no time is left, of `end_of`.
         console: where progress is drawn.
-        speed: results of `benchmarks/speed.py`; None for the checkout's results, where there are
-            some.
 
     Raises:
         StudyError: an unknown table or column, no seeds, a file that cannot be used, or a full
@@ -497,7 +478,7 @@ def reproduce(
             " give the results.json of `dpkfc tune`"
         )
     tuning = Tuning(Store(path) for path in tuned)
-    times = read_speed(speed)
+    times = read_speed()
     cells = [cell for table in tables for cell in table.select(columns)]
     tasks = _list_tasks(cells, tuning, seeds, everything)
     with Store(results or folder / "results.json") as store:
@@ -711,131 +692,3 @@ def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
     write_text(folder / f"{table.name}.json", text)
     page = f"# {table.title}\n\n{markdown(table, found)}\n"
     write_text(folder / f"{table.name}.md", page)
-
-
-# --------------------------------------------------------------------------------------------------
-# Smoke runs of tables: every recipe, method and setting of their cells for three steps, to see that
-# all goes together.
-
-FOLDER = "smoke"
-RAN = "ran"
-SAYS = "A few steps on a slice of the data: whether it runs. No number is meant, and none is shown."
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What became of the smoke run of cells of one row that differ in ε alone.
-
-    Attributes:
-        table: by its name.
-        row: label of the method.
-        recipe: of the run; empty where there is none.
-        said: `RAN`, "not yet run", "no run: why" where the table has none, "no data: why", or
-            "failed: why".
-    """
-
-    table: str
-    row: str
-    recipe: str
-    said: str
-
-    @property
-    def failed(self) -> bool:
-        """Whether something is amiss."""
-        return self.said.startswith("failed")
-
-
-def run_small(
-    tables: Sequence[Table],
-    folder: Path,
-    *,
-    columns: Sequence[str] = (),
-    data_dir: str = "",
-    console: Console | None = None,
-    **limits: Any,
-) -> list[Tried]:
-    """Run cells of tables in small, also those that need many cores.
-
-    Finished cells are not run again.
-
-    Args:
-        tables: whose cells are tried.
-        folder: for results and ledgers, kept apart from others in `FOLDER` below it. No report is
-            written.
-        columns: whose cells are tried; all where no column is given.
-        data_dir: folder of the data sets; empty as for `dpkfc train`.
-        console: where progress is drawn.
-        limits: `workers` and `end` of `drive`.
-
-    Raises:
-        StudyError: an unknown column, a folder that cannot be used, or a full disk.
-    """
-    small: dict[tuple[str, str, Run | None], Cell] = {}
-    for table in tables:
-        for cell in table.select(columns):
-            small[table.name, cell.row, _small(cell)] = cell
-    mistakes: dict[Run, str] = {}
-    tasks = []
-    for _, row, run in small:
-        if run is not None:
-            mistakes[run] = _find_mistake(run)
-            if not mistakes[run]:
-                tasks.append(Task(run, label=row))
-    place = study_place(folder / FOLDER, data_dir)
-    with Store(place.folder / "results.json") as store:
-        source = Listed(tasks, store)
-        if time.monotonic() < limits.get("end", math.inf):
-            source.drop_unavailable(data_dir, parts=True)
-        without = dict(source.failures)
-        with _Watched(store, source.total, done=source.done_before, console=console) as progress:
-            drive(source, place, progress=progress, **limits)
-
-        def describe(run: Run | None, cell: Cell) -> str:
-            if run is None:
-                return f"no run: {cell.not_run}"
-            # A run with a mistake has no hash.
-            if mistakes[run]:
-                return f"failed: {mistakes[run]}"
-            if run.hash in without:
-                return f"no data: {without[run.hash]}"
-            if run.hash in source.failures:
-                return f"failed: {source.failures[run.hash]}"
-            return NOT_YET if store.get(run) is None else RAN
-
-        found = [
-            Tried(name, row, cell.recipe, describe(run, cell))
-            for (name, row, run), cell in small.items()
-        ]
-    return list(dict.fromkeys(found))
-
-
-def _small(cell: Cell) -> Run | None:
-    """Return a small run of a cell, at an ε that all columns share; None for a cell without one."""
-    if cell.not_run:
-        return None
-    settings: dict[str, Plain] = {"smoke": True}
-    if "epsilon" in cell.settings:
-        settings["epsilon"] = 1.0
-    return cell.run(settings, 0)
-
-
-def _find_mistake(run: Run) -> str:
-    """Return why a run cannot be made; empty where it can."""
-    try:
-        run.config()
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-class _Watched(StudyProgress):
-    """Show progress without the numbers of smoke runs, which mean nothing."""
-
-    def __init__(self, store: Store, total: int, *, done: int, console: Console | None) -> None:
-        super().__init__(total, done=done, console=console)
-        self._store = store
-
-    def show_end(self, task: Task, outcome: str, *, count: bool = True) -> None:
-        """Show that a cell has ended."""
-        shown = outcome if self._store.get(task.run) is None else RAN
-        super().show_end(task, shown, count=count)

@@ -3,8 +3,6 @@ ledger.
 """
 
 import dataclasses
-import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -142,22 +140,6 @@ def test_public_examples_are_named_alike_on_every_machine(tmp_path):
     assert find_public_examples("my.safetensors", tmp_path) == "my.safetensors"
     with pytest.raises(StudyError, match="1437"):
         find_public_examples("@digits:5000", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [lambda held: held[: len(held) // 2], lambda held: b"", lambda held: b"no such file" * 9],
-)
-def test_public_examples_that_are_half_written_are_made_again(tmp_path, caplog, monkeypatch, spoil):
-    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
-    path = Path(find_public_examples("@digits:20", tmp_path))
-    held = path.read_bytes()
-    path.write_bytes(spoil(held))
-    assert (
-        find_public_examples("@digits:20", tmp_path) == str(path)
-        and path.read_bytes() == held
-        and "made again" in caplog.text
-    )
 
 
 def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, monkeypatch):

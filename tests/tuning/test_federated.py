@@ -4,7 +4,6 @@ are taken up again.
 
 import dataclasses
 import json
-import logging
 import time
 from pathlib import Path
 
@@ -64,18 +63,9 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
         assert torch.allclose(train_pieces(pieces), one, rtol=0, atol=1e-12)
 
 
-def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(
-    tmp_path, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
-    monkeypatch.setattr("dpkfc_papers.federated_study.execute_run", lambda *_: time.sleep(30))
-    started = time.monotonic()
-    page = run_study(SMOKE, tmp_path, end=time.monotonic() + 1.2)
-    assert page.is_file() and time.monotonic() - started < 15
-    assert (
-        "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text
-        and "the same command starts" in caplog.text
-    )
+def test_no_cell_starts_when_the_time_is_up_and_the_report_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpkfc_papers.federated_study.execute_run", lambda *_: {}["started"])
+    assert run_study(SMOKE, tmp_path, end=time.monotonic() - 1).is_file()
 
 
 def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():

@@ -3,12 +3,10 @@ kept.
 """
 
 import json
-import logging
 
 import pytest
 
 from dpkfc.app.tuning.runs import Run, StudyError
-from dpkfc_papers.figures import COURSE, MEAN_FIELD
 from dpkfc_papers.store import Store, best_trials, winners_tests
 from tests.tuning.rows import row_of
 
@@ -37,40 +35,6 @@ def test_a_file_that_is_none_is_named_and_left_as_it_is(tmp_path, text, says):
     with pytest.raises(StudyError, match=says):
         Store(path)
     assert path.read_text() == text
-
-
-def test_a_half_written_entry_is_run_again_and_the_others_are_kept(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
-    path = tmp_path / "results.json"
-    rows = {RUN.hash: row_of(RUN), OTHER.hash: {"run": OTHER.describe()}}
-    path.write_text(json.dumps({"kind": "dpkfc study", "version": 1, "rows": rows}))
-    store = Store(path)
-    assert store.get(RUN) and store.get(OTHER) is None and "1 entries are incomplete" in caplog.text
-
-
-FIGURES = {
-    COURSE: {
-        "checkpoints": [{"step": 0, "layers": {}, "signal": {}, "density": {}}],
-        "sizes": {"probe": 2},
-        "epsilon": 1.0,
-        "steps": 3,
-    },
-    MEAN_FIELD: {"networks": [{}], "contraction": [{}], "seeds": 2, "examples": 16},
-}
-
-
-@pytest.mark.parametrize(
-    "measure, name", [(measure, name) for measure, held in FIGURES.items() for name in held]
-)
-def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
-    run = Run.make("digits", "dp-kfc", measure=measure)
-    held = {"run": run.describe(), "hash": run.hash, **FIGURES[measure]}
-    for row, whole in ((held, True), ({k: v for k, v in held.items() if k != name}, False)):
-        Store(tmp_path / "results.json").put(run, row)
-        assert (Store(tmp_path / "results.json").get(run) is not None) == whole
-    if name == "checkpoints":
-        Store(tmp_path / "results.json").put(run, {**held, name: [{"step": 0}]})
-        assert Store(tmp_path / "results.json").get(run) is None
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):

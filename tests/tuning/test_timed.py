@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from dpkfc.app.tuning.runs import StudyError
 from dpkfc_papers.store import Store
 from dpkfc_papers.tables import (
     RULE,
@@ -30,10 +29,11 @@ ENTRY = {
 }
 
 
-def test_what_was_measured_stands_beside_the_paper(tmp_path):
+def test_what_was_measured_stands_beside_the_paper(tmp_path, monkeypatch):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"models": {"mnist-cnn": ENTRY}}))
-    (one,) = reproduce(["throughput"], tmp_path, speed=path)["throughput"]
+    monkeypatch.setattr("dpkfc_papers.tables.SHIPPED", path)
+    (one,) = reproduce(["throughput"], tmp_path)["throughput"]
     assert one.values == [1.25]
     assert one.verdict.startswith(
         "no verdict (ours: MNIST CNN, batches of 256, curvature every 50 steps, on a processor"
@@ -48,15 +48,10 @@ def test_what_was_measured_stands_beside_the_paper(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "paired, refreshes, ratio",
-    [
-        (1.0, {"contenders": {"dp_kfc": {"share": 0.2}}}, 1.25),
-        ({"ratio": 1.5}, {}, 1.5),
-        (1.5, {}, 1.5),
-    ],
+    "refreshes, ratio", [({"contenders": {"dp_kfc": {"share": 0.2}}}, 1.25), ({}, 1.0)]
 )
-def test_files_of_all_ages_are_read(paired, refreshes, ratio):
-    entry = {**ENTRY, "paired": {"dp_kfc / dp_sgd": paired}, "refreshes": refreshes}
+def test_a_share_of_refreshes_is_added(refreshes, ratio):
+    entry = {**ENTRY, "refreshes": refreshes}
     found = find_timing("mnist-cnn: dp_kfc / dp_sgd", {"models": {"mnist-cnn": entry}})
     assert found.ratio == pytest.approx(ratio)
     assert ("curvature every" in found.where) is bool(refreshes)
@@ -72,19 +67,10 @@ def test_what_was_not_measured_is_not_run(tmp_path):
 
 
 def test_the_ratio_that_is_shipped_is_told():
-    found = find_timing("mnist-cnn: dp_kfc / dp_sgd", read_speed(None))
+    found = find_timing("mnist-cnn: dp_kfc / dp_sgd", read_speed())
     assert (
         SHIPPED.is_file()
         and found is not None
         and 0.5 < found.ratio < 5
         and "MNIST CNN" in found.where
     )
-
-
-@pytest.mark.parametrize("content", [None, "[1]", "{", '{"a": 1}'])
-def test_a_file_that_is_none_is_named(tmp_path, content):
-    path = tmp_path / "speed.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(StudyError, match=r"--speed .*speed\.json"):
-        read_speed(path)
