@@ -207,21 +207,6 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(method, kept, monkeypatch
     record(evidence, f"{method}, noise × {kept}", result)
 
 
-@pytest.mark.slow
-def test_mislabelled_canaries_bound_an_honest_run(evidence):
-    plan = settings(accountant="rdp").with_noise(NOISE, DELTA, EXAMPLES)
-    result = audit(plan, kind="mislabelled", canaries=500)
-    assert result.passed and result.layer == ""
-    record(evidence, "DP-SGD, mislabelled", result)
-
-
-def test_mislabelled_canaries_catch_a_run_that_learns_by_heart(evidence):
-    plan = settings(steps=size(150, 400), max_grad_norm=10.0).with_noise(0.0, DELTA, EXAMPLES)
-    result = audit(plan, width=128, lr=0.3, kind="mislabelled", claimed_epsilon=0.5)
-    assert not result.passed
-    record(evidence, "no noise, mislabelled", result)
-
-
 # -- the training is the user's --------------------------------------------------------------------
 
 
@@ -413,7 +398,7 @@ def test_no_example_decides_where_canaries_go_or_what_an_error_says():
     data = (torch.full_like(x.double(), torch.nan), y)
     coins, rng = np.ones(30, bool), np.random.default_rng(2)
     assert PlantedCanaries(*rest, data, picky, coins, rng).layer == "2"
-    with pytest.raises(ValueError, match=r"accepts no rows .*nothing fits.*kind='mislabelled'"):
+    with pytest.raises(ValueError, match=r"accepts no rows .*nothing fits.*leave"):
         PlantedCanaries(*rest, data, lambda *_: {}["nothing fits"], coins, rng)
 
 
@@ -445,12 +430,9 @@ def test_canaries_in_too_many_batches_are_noticed(more):
 def test_what_cannot_be_audited_is_refused_by_name():
     plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
     for options, message in (
-        ({"kind": "loud"}, "kind must be one of"),
         ({"canaries": 3}, "at least 20 canaries"),
         ({"plan": settings(steps=1).with_noise(1.0, DELTA, EXAMPLES)}, "in pairs of steps"),
         ({"layer": "1"}, "no gradient can be planted in layer '1': choose one of 0, 2, 4"),
-        ({"kind": "mislabelled", "labels": 0}, "one class number an example"),
-        ({"kind": "mislabelled", "canaries": 5000}, "more than the 1000 examples"),
     ):
         with pytest.raises(ValueError, match=message):
             audit(**{"plan": plan} | options)

@@ -102,12 +102,12 @@ def prepare(
         from dpkfc.audit.one_run import check_settings, is_harmless
 
         with library_errors():
-            check_settings(plan, "planted", canaries)
+            check_settings(plan, canaries)
         canaries *= is_harmless(plan, model, canaries)
         plan = make_plan(config, replace(facts, dataset_size=data.size + canaries))
         with library_errors():
             # More records may change what noise = "auto" chooses.
-            check_settings(plan, "planted", run.audit)
+            check_settings(plan, run.audit)
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     kind = run.device.partition(":")[0]

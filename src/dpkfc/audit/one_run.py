@@ -5,10 +5,7 @@ top is guessed "in", the bottom "out", and the number of right guesses bounds ε
 every mechanism. That reaches about half of a small ε. Noise that is Gaussian, and independent
 between steps and between the directions of the canaries, allows a closer bound. The auditor sees
 which canaries take part in which step, measures the noise by that, and ε of the plan follows, with
-its sampling, from the most noise that agrees. There are two kinds:
-
-    planted      chosen gradients in one layer, scored by the releases: the strongest in one run
-    mislabelled  examples with a random label, scored by how far their loss fell: the weakest
+its sampling, from the most noise that agrees. Canaries are chosen gradients in one layer.
 
 The run is the user's: plan, model, optimizer, loss and the session that ships. The resulting model
 was trained with canaries: audit a copy, not the model that is kept.
@@ -31,17 +28,16 @@ from torch import Tensor, nn
 from dpkfc.audit.epsilon_bounds import Floats
 from dpkfc.audit.findings import Finding
 from dpkfc.audit.harness import Progress
-from dpkfc.audit.membership import CONFIDENCE, compute_losses
+from dpkfc.audit.membership import CONFIDENCE
 from dpkfc.audit.one_run_bounds import gaussian_run_mu, most_run_mu, one_run_epsilon
-from dpkfc.audit.planted_loss import NO_CANARY, LossFn, PlantedLoss, augment_with_ids
-from dpkfc.audit.run_canaries import PlantedCanaries, RunCanaries, Shares
+from dpkfc.audit.planted_loss import LossFn, augment_with_ids
+from dpkfc.audit.run_canaries import PlantedCanaries, Shares
 from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
 
-KINDS = ("planted", "mislabelled")
 # Fractions of the canaries that are guessed. They are fixed in advance and share α.
 FRACTIONS = (0.1, 0.4, 0.8)
 FEWEST = 20  # canaries
@@ -59,7 +55,6 @@ class OneRunResult:
     """The result of one audited run.
 
     Attributes:
-        kind: of canaries.
         canaries: m, all that had a coin.
         included: how many of them were in.
         guesses: number of guesses, of those tried, that gave the largest bound.
@@ -67,7 +62,7 @@ class OneRunResult:
         epsilon_lower: lower bound on ε at δ, for every mechanism.
         gaussian_lower: the same for Gaussian noise that is independent between steps and between
             orthogonal gradients, which is far closer: ε of the plan with the most noise that agrees
-            with the scores. None for scores without such noise, or where no canary took part.
+            with the scores. None where no canary took part.
         ceiling: what `gaussian_lower` is on average if ε is the claimed one and every canary is
             heard perfectly: how often canaries took part sets it.
         noise: standard deviation of the scores of canaries that took no part, over the plan's.
@@ -79,11 +74,10 @@ class OneRunResult:
         seconds: duration with the training, without the calibration of the plan.
         passed: whether no bound contradicts the claim (`gaussian_lower` at a confidence of 99.9 %),
             no noise is missing, and canaries were not sampled more often than planned.
-        layer: with the planted gradients, "" for the other kind.
+        layer: with the planted gradients.
         where: the canaries were: `RELEASED` or `COPY`.
     """
 
-    kind: str
     canaries: int
     included: int
     guesses: int
@@ -92,14 +86,14 @@ class OneRunResult:
     gaussian_lower: float | None
     ceiling: float | None
     noise: float | None
-    took_part: int | None
+    took_part: int
     confidence: float = CONFIDENCE
     claimed_epsilon: float
     delta: float
     steps: int
     seconds: float
     passed: bool
-    layer: str = ""
+    layer: str
     where: str = COPY
 
     def describe(self) -> dict[str, Any]:
@@ -108,7 +102,6 @@ class OneRunResult:
 
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""
-        where = f" in '{self.layer}'" if self.layer else ""
         bound = self.epsilon_lower if self.gaussian_lower is None else self.gaussian_lower
         heard = ""
         if self.gaussian_lower is not None:
@@ -118,13 +111,13 @@ class OneRunResult:
                 f"{self.noise:.1%} of the noise heard"
             )
         return Finding(
-            check=f"one run, {self.kind} canaries",
+            check="one run, planted canaries",
             measured=f"ε >= {bound:.3g} ({100 * self.confidence:g} %)",
             bound=f"at most {self.claimed_epsilon:.3g}",
             passed=self.passed,
-            detail=f"{self.canaries} canaries {self.where}{where}, {self.included} of them in; "
-            f"{self.correct} of {self.guesses} guesses right after {self.steps} releases, "
-            f"in {self.seconds:.0f} s{heard}",
+            detail=f"{self.canaries} canaries {self.where} in '{self.layer}', "
+            f"{self.included} of them in; {self.correct} of {self.guesses} guesses right after "
+            f"{self.steps} releases, in {self.seconds:.0f} s{heard}",
         )
 
 
@@ -136,9 +129,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     loss_fn: LossFn,
     *,
     canaries: int = 1000,
-    kind: str = "planted",
     layer: str | None = None,
-    labels: int = -1,
     claimed_epsilon: float | None = None,
     augment: Callable[[Any], Any] | None = None,
     seed: int | None = None,
@@ -147,15 +138,13 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
     """Train once with canaries and bound ε from below.
 
     Args:
-        plan: of the run on `dataset`. For planted canaries `plan_for_canaries` adds one row each.
+        plan: of the run on `dataset`; `plan_for_canaries` adds one row for each canary.
         model: trained by this call.
         optimizer: over its parameters.
         dataset: tensors with a common first axis.
         loss_fn: maps (model, batch) to one loss an example; a batch is a tuple of tensors.
         canaries: m; a thousand reach about nine tenths of ε for Gaussian noise.
-        kind: "planted" or "mislabelled".
         layer: path of the layer with planted gradients; None takes the largest that allows it.
-        labels: which tensor of the dataset holds the labels, for mislabelled canaries.
         claimed_epsilon: what is promised; None takes ε of the plan.
         augment: of the session.
         seed: of coins and canaries; None takes them from the operating system, as a valid audit
@@ -169,9 +158,8 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         directions, and examples are sampled as the plan says.
 
     Raises:
-        ValueError: an unknown kind, too few canaries, a plan that does not fit the dataset or
-            protects a larger unit than an example, labels that are not class numbers, or no layer
-            in which a gradient can be planted.
+        ValueError: too few canaries, a plan that does not fit the dataset or protects a larger unit
+            than an example, or no layer in which a gradient can be planted.
 
     Example:
         >>> copied = copy.deepcopy(model)
@@ -179,20 +167,15 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         >>> result = audit_one_run(plan, copied, optimizer, (x, y), loss_fn)
         >>> print(result.epsilon_lower, result.claimed_epsilon)
     """
-    check_settings(plan, kind, canaries)
+    check_settings(plan, canaries)
     tensors = tuple(dataset)
     rng = np.random.default_rng(seed)
-    if kind == "planted":
-        plan = plan_for_canaries(plan, len(tensors[0]), canaries)
+    plan = plan_for_canaries(plan, len(tensors[0]), canaries)
     started = time.perf_counter()
     coins = rng.random(canaries) < 0.5
-    planted: RunCanaries
-    if kind == "planted":
-        planted = PlantedCanaries(
-            plan, model, tensors, loss_fn, coins, rng, layer, is_augmented=augment is not None
-        )
-    else:
-        planted = _MislabelledCanaries(model, tensors, loss_fn, coins, rng, labels)
+    planted = PlantedCanaries(
+        plan, model, tensors, loss_fn, coins, rng, layer, is_augmented=augment is not None
+    )
     session = ObservedSession(
         plan,
         model,
@@ -213,7 +196,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
 
 
 def judge_canaries(  # noqa: PLR0917
-    planted: RunCanaries,
+    planted: PlantedCanaries,
     plan: Plan,
     claimed: float,
     seconds: float,
@@ -231,29 +214,24 @@ def judge_canaries(  # noqa: PLR0917
     scores, coins = planted.scores(), planted.coins
     alpha = 1 - CONFIDENCE
     bound, guesses, correct = _guess(scores, coins, plan.delta, alpha)
-    gaussian = ceiling = noise = took_part = None
-    steps = plan.steps
+    gaussian = ceiling = noise = None
     passed = bound <= claimed
-    is_planted = isinstance(planted, PlantedCanaries)
-    if isinstance(planted, PlantedCanaries):
-        steps = planted.observed
-        heard, shares = planted.pairs()
-        took_part = int(shares.sum())
-        chances = 2 * len(shares) * int(coins.sum())
-        is_rare = bool(binom.sf(took_part - 1, chances, _sampling_rate(plan)) >= MISSING)
-        quiet, shares = choose_quiet(heard, shares)
-        if shares.any():
-            gaussian = _epsilon_at(gaussian_run_mu(quiet, shares, alpha), plan)
-            ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), shares, alpha), plan)
-            certain = _epsilon_at(gaussian_run_mu(quiet, shares, CONTRADICTED), plan)
-            outside = quiet[shares == 0]
-            noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(2) or math.inf)
-            # The largest noise that agrees with what is heard.
-            freedom = len(outside) - 1
-            most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
-            passed = passed and certain <= claimed and most >= LEAST_NOISE and is_rare
+    heard, shares = planted.pairs()
+    took_part = int(shares.sum())
+    chances = 2 * len(shares) * int(coins.sum())
+    is_rare = bool(binom.sf(took_part - 1, chances, _sampling_rate(plan)) >= MISSING)
+    quiet, shares = choose_quiet(heard, shares)
+    if shares.any():
+        gaussian = _epsilon_at(gaussian_run_mu(quiet, shares, alpha), plan)
+        ceiling = _epsilon_at(most_run_mu(_heard_mu(plan), shares, alpha), plan)
+        certain = _epsilon_at(gaussian_run_mu(quiet, shares, CONTRADICTED), plan)
+        outside = quiet[shares == 0]
+        noise = float(outside.std(ddof=1)) / (plan.stddev * math.sqrt(2) or math.inf)
+        # The largest noise that agrees with what is heard.
+        freedom = len(outside) - 1
+        most = noise * math.sqrt(freedom / chi2.ppf(MISSING, freedom))
+        passed = passed and certain <= claimed and most >= LEAST_NOISE and is_rare
     return OneRunResult(
-        kind="planted" if is_planted else "mislabelled",
         canaries=len(coins),
         included=int(coins.sum()),
         guesses=guesses,
@@ -265,7 +243,7 @@ def judge_canaries(  # noqa: PLR0917
         took_part=took_part,
         claimed_epsilon=claimed,
         delta=plan.delta,
-        steps=steps,
+        steps=planted.observed,
         seconds=seconds,
         passed=passed,
         layer=planted.layer,
@@ -360,10 +338,8 @@ def plan_for_canaries(plan: Plan, size: int, canaries: int) -> Plan:
     return plan.config.calibrate(plan.target_epsilon, plan.delta, whole)
 
 
-def check_settings(plan: Plan, kind: str, canaries: int) -> None:
+def check_settings(plan: Plan, canaries: int) -> None:
     """Refuse an audit that could not be valid, with a ValueError."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if canaries < FEWEST:
         raise ValueError(f"an audit in one run needs at least {FEWEST} canaries, got {canaries}")
     if plan.steps < 2:
@@ -403,7 +379,7 @@ class ObservedSession(Session):
         observer: is shown each release; None observes nothing.
     """
 
-    def __init__(self, *words: Any, observer: RunCanaries | None, **options: Any) -> None:
+    def __init__(self, *words: Any, observer: PlantedCanaries | None, **options: Any) -> None:
         super().__init__(*words, **options)
         self._observer = observer
 
@@ -412,62 +388,3 @@ class ObservedSession(Session):
         if self._observer is not None:
             self._observer.observe(released, self._pipeline.preconditioning.metric)
         return released
-
-
-class _MislabelledCanaries(RunCanaries):
-    """Examples of the dataset with a new uniform label; each counts or not by its coin.
-
-    Args:
-        model: before its first step.
-        dataset: the examples `[N]`; m of them, chosen at random, become canaries in place.
-        loss_fn: of the user.
-        coins: which canaries are in `[m]`.
-        rng: chooses canaries and labels.
-        labels: which tensor holds the labels.
-
-    Raises:
-        ValueError: labels that are not class numbers, or fewer examples than canaries.
-    """
-
-    def __init__(  # noqa: PLR0917
-        self,
-        model: nn.Module,
-        dataset: tuple[Tensor, ...],
-        loss_fn: LossFn,
-        coins: NDArray[np.bool_],
-        rng: np.random.Generator,
-        labels: int,
-    ) -> None:
-        size, m = len(dataset[0]), len(coins)
-        truth = dataset[labels]
-        if truth.ndim != 1 or truth.is_floating_point() or truth.dtype == torch.bool:
-            raise ValueError(
-                f"tensor {labels} {tuple(truth.shape)} of {truth.dtype} is not one class number an "
-                "example: set `labels`, or use kind='planted'"
-            )
-        if m > size:
-            raise ValueError(
-                f"{m} canaries are more than the {size} examples: use fewer, or kind='planted'"
-            )
-        device = truth.device
-        rows = torch.from_numpy(rng.choice(size, m, replace=False)).to(device)
-        classes = truth.unique()
-        new_labels = classes[torch.from_numpy(rng.integers(0, len(classes), m)).to(device)]
-        columns = list(dataset)
-        columns[labels] = truth.index_put((rows,), new_labels)
-        ids = torch.full((size,), NO_CANARY, device=device)
-        ids = ids.index_put((rows,), torch.arange(m, device=device))
-        self.dataset = (*columns, ids)
-        self.loss = PlantedLoss(loss_fn, torch.from_numpy(coins.astype(np.float32)))
-        self.coins = coins
-        self._model = model
-        self._loss_fn = loss_fn
-        self._examples = tuple(x[rows.to(x.device)] for x in columns)
-        self._losses_before = self._losses()
-
-    def _losses(self) -> Floats:
-        return compute_losses(self._model, self._loss_fn, self._examples)
-
-    def scores(self) -> Floats:
-        """Return how far each canary's loss fell `[m]`."""
-        return np.nan_to_num(self._losses_before - self._losses())

@@ -211,8 +211,8 @@ def draw_batch(
         else:
             return batch
     raise ValueError(
-        f"loss_fn accepts no rows drawn in the shapes of the data ({problem:.60}); use"
-        " kind='mislabelled'"
+        f"loss_fn accepts no rows drawn in the shapes of the data ({problem:.60});"
+        " accept any rows, or leave this audit out"
     )
 
 

@@ -53,33 +53,7 @@ LOUDNESS = 1e3
 BIAS_SHARE = 1e-4
 
 
-class RunCanaries:
-    """What a run needs of its canaries.
-
-    Attributes:
-        loss: of the user, with the canaries in it.
-        dataset: the examples, and the ids of canaries as the last tensor.
-        coins: which canaries are in `[m]`.
-        layer: with planted gradients, "" without.
-    """
-
-    loss: PlantedLoss
-    dataset: Rows
-    coins: NDArray[np.bool_]
-    layer = ""
-
-    def start_step(self, batch: Batch) -> None:
-        """Prepare a step; by default canaries are the same at every step."""
-
-    def observe(self, released: Released, metric: Metric) -> None:
-        """Take a release and the metric of its noise; by default the model alone is seen."""
-
-    def scores(self) -> Scores:
-        """Return how likely each canary was included, on its own scale `[m]`."""
-        raise NotImplementedError
-
-
-class PlantedCanaries(RunCanaries):
+class PlantedCanaries:
     """Canaries planted in one layer of a user's run.
 
     Args:
@@ -112,7 +86,7 @@ class PlantedCanaries(RunCanaries):
         if plan.clipping in SPLIT:
             raise ValueError(
                 f"clipping={plan.clipping!r} splits gradients along a basis, so none can be "
-                "planted: use kind='mislabelled'"
+                "planted: choose another clip, or leave this audit out"
             )
         device = next(model.parameters()).device
         m = len(coins)
@@ -258,7 +232,7 @@ def _choose_layer(
     if not layers:
         raise ValueError(
             "the model has no plain linear layer or convolution to plant gradients in: "
-            "use kind='mislabelled'"
+            "leave this audit out"
         )
     if name is None:
         sizes = {path: layer.tensor("weight").numel() for path, layer in layers.items()}
