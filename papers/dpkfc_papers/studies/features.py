@@ -299,25 +299,24 @@ class Features:
             return scale_pixels(self.images(part)).to(self._device)
         if arm.kind == "tuned":
             return self.raw(arm.maps[0], part).to(self._device)
-        parts = []
-        for map_ in arm.maps:
-            x = self.raw(map_, part, arm.mirror)
-            mean, deviation = self.scales_of(
-                map_, "synthetic" if arm.scales == "none" else arm.scales
-            )
-            if arm.scales == "none":
-                # One number for all channels, so that rates are comparable.
-                deviation = (deviation.square() + mean.square()).mean().sqrt().expand_as(deviation)
-                mean = torch.zeros_like(mean)
-            shape = (1, -1, 1, 1)
-            size = x[0].numel()
-            rows = []
-            for chunk in x.split(2000):
-                y = chunk.to(self._device).float() - mean.to(self._device).view(shape)
-                y = y / deviation.to(self._device).view(shape)
-                rows.append((y.flatten(1) * math.sqrt(ENERGY / size / len(arm.maps))).half())
-            parts.append(torch.cat(rows))
-        return torch.cat(parts, 1)
+        return torch.cat([self._scale_map(arm, map_, part) for map_ in arm.maps], 1)
+
+    def _scale_map(self, arm: Arm, map_: str, part: str) -> Tensor:
+        """Return the features of one map of a head."""
+        x = self.raw(map_, part, arm.mirror)
+        mean, deviation = self.scales_of(map_, "synthetic" if arm.scales == "none" else arm.scales)
+        if arm.scales == "none":
+            # One number for all channels, so that rates are comparable.
+            deviation = (deviation.square() + mean.square()).mean().sqrt().expand_as(deviation)
+            mean = torch.zeros_like(mean)
+        mean = mean.to(self._device).view(1, -1, 1, 1)
+        deviation = deviation.to(self._device).view(1, -1, 1, 1)
+        energy = ENERGY / x[0].numel() / len(arm.maps)
+        rows = []
+        for chunk in x.split(2000):
+            scaled = (chunk.to(self._device).float() - mean) / deviation
+            rows.append((scaled.flatten(1) * math.sqrt(energy)).half())
+        return torch.cat(rows)
 
 
 Source = Features | Words | Sentences
@@ -331,7 +330,8 @@ def scale_pixels(images: Tensor) -> Tensor:
 def find_rates(arm: Arm) -> Sequence[float]:
     """Return the learning rates of a search."""
     for part in (arm.scales, arm.kind):
-        if arm.method in (rates := CONTENT["rates_of"].get(part, {})):
+        rates = CONTENT["rates_of"].get(part, {})
+        if arm.method in rates:
             return rates[arm.method]
     return CONTENT["rates"]
 
@@ -339,10 +339,9 @@ def find_rates(arm: Arm) -> Sequence[float]:
 @torch.no_grad()
 def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Return the accuracy."""
-    right = sum(
-        int((model(a).argmax(1) == b).sum())
-        for a, b in zip(x.split(2000), y.split(2000), strict=True)
-    )
+    right = 0
+    for inputs, labels in zip(x.split(2000), y.split(2000), strict=True):
+        right += int((model(inputs).argmax(1) == labels).sum())
     return right / len(y)
 
 
@@ -460,22 +459,23 @@ def run_arm(
     wanted = tuple(epsilon for epsilon in wanted if epsilon not in known)
     if not wanted:
         return
-    x, y = source.inputs(arm, "train"), source.labels("train").to(device)
+    data = source.inputs(arm, "train"), source.labels("train").to(device)
     test = source.inputs(arm, "test"), source.labels("test").to(device)
     probe = source.inputs(arm, "probe") if arm.method.startswith("dp-kfc") else None
-    search, held_out = split(arm, source, (x, y))
-    batch = min(1024 if arm.kind == "network" or name == "imdb" else 4096, len(y) // 4)
+    search, held_out = split(arm, source, data)
+    largest = 1024 if arm.kind == "network" or name == "imdb" else 4096
+    batch = min(largest, len(data[1]) // 4)
     for epsilon in wanted:
         began = time.perf_counter()
-        tried = []
-        for setting in grid:
-            found = train(arm, search, probe, held_out, setting, epsilon, 0, batch)
-            tried.append((found, setting))
-        best = max(tried, key=lambda pair: pair[0])[1]
+        tried = {
+            setting: train(arm, search, probe, held_out, setting, epsilon, 0, batch)
+            for setting in grid
+        }
+        best = max(tried, key=tried.__getitem__)
         values, seconds = [], []
         for seed in range(SEEDS):
             at = time.perf_counter()
-            values.append(train(arm, (x, y), probe, test, best, epsilon, seed, batch))
+            values.append(train(arm, data, probe, test, best, epsilon, seed, batch))
             seconds.append(time.perf_counter() - at)
         yield {
             "data": name,
@@ -484,7 +484,7 @@ def run_arm(
             "rate": best.rate,
             "epochs": best.epochs,
             "batch": batch,
-            "validation": [[s.rate, s.epochs, round(v, 4)] for v, s in tried],
+            "validation": [[one.rate, one.epochs, round(tried[one], 4)] for one in tried],
             "test": [round(v, 4) for v in values],
             "mean": round(sum(values) / SEEDS, 4),
             "interval": round(half_interval(values), 4),

@@ -156,21 +156,24 @@ def collate(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]
 def lower_states(encoder: TextEncoder, texts: Sequence[str], layers: Sequence[int]) -> Any:
     """Return hidden states of some layers, text after text `[tokens, width]`, and lengths."""
     ids = encoder.tokens(texts)
+    lengths = [len(own) for own in ids]
     found: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(ids) for layer in layers}
-    order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
+    order = sorted(range(len(ids)), key=lengths.__getitem__)
     for at in range(0, len(order), ROWS):
         part = order[at : at + ROWS]
-        length = len(ids[part[-1]])
-        tokens, mask = (torch.zeros(len(part), length, dtype=torch.long) for _ in range(2))
+        shape = (len(part), lengths[part[-1]])
+        tokens = torch.zeros(shape, dtype=torch.long)
+        mask = torch.zeros(shape, dtype=torch.long)
         for place, row in enumerate(part):
-            tokens[place, : len(ids[row])] = torch.tensor(ids[row])
-            mask[place, : len(ids[row])] = 1
+            tokens[place, : lengths[row]] = torch.tensor(ids[row])
+            mask[place, : lengths[row]] = 1
         output = encoder.model(input_ids=tokens, attention_mask=mask, output_hidden_states=True)
         for layer in layers:
+            hidden = output.hidden_states[layer]
             for place, row in enumerate(part):
-                found[layer][row] = output.hidden_states[layer][place, : len(ids[row])].bfloat16()
+                found[layer][row] = hidden[place, : lengths[row]].bfloat16()
     states = {f"layer{layer}": torch.cat(parts) for layer, parts in found.items()}
-    return {**states, "lengths": torch.tensor([len(own) for own in ids])}
+    return {**states, "lengths": torch.tensor(lengths)}
 
 
 def cached_states(encoder: TextEncoder, texts: Sequence[str], layer: int) -> tuple[Tensor, Tensor]:

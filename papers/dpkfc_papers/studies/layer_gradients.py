@@ -34,19 +34,21 @@ class FrozenWeights:
             logits = functional_call(self.model, dict(weights), one[None])
             return F.cross_entropy(logits, label[None])
 
-        g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
-        return {
-            name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
-            for name in self.layers
-        }
+        of_each = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
+        matrices = {}
+        for name in self.layers:
+            weight = of_each[f"{name}.weight"].flatten(2)
+            bias = of_each[f"{name}.bias"].unsqueeze(2)
+            matrices[name] = torch.cat([weight, bias], 2)
+        return matrices
 
     def split_step(self, step: Gradients) -> dict[str, Tensor]:
         """Return a step `[d_out, d_in + 1]` by layer as one tensor a parameter."""
         parts = {}
         for name, part in step.items():
-            for role, moved in (("weight", part[:, :-1]), ("bias", part[:, -1])):
-                key = f"{name}.{role}"
-                parts[key] = moved.reshape(self.weights[key].shape)
+            weight = self.weights[f"{name}.weight"]
+            parts[f"{name}.weight"] = part[:, :-1].reshape(weight.shape)
+            parts[f"{name}.bias"] = part[:, -1]
         return parts
 
 

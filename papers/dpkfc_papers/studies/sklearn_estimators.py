@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_friedman1
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -43,6 +44,7 @@ from dpkfc_papers.studies.harness import (
 PATH = RESULTS / "sklearn.json"
 SEEDS = range(5)
 EPSILONS = (1.0, 3.0)
+METHODS = ("dp-kfc", "dp-sgd")
 REFERENCES = ("majority", "not private")
 
 
@@ -64,16 +66,17 @@ def adult_like(count: int = 10_000) -> Table:
     education = random.binomial(15, 0.6, count) + 1
     hours = random.normal(40, 12, count).clip(1, 99)
     gain = random.exponential(800, count) * (random.random(count) < 0.1)
-    categories = [random.choice(k, count, p=random.dirichlet(np.ones(k))) for k in (7, 6, 12, 2)]
-    effects = [random.normal(0, 0.6, k) for k in (7, 6, 12, 2)]
+    sizes = (7, 6, 12, 2)
+    categories = [random.choice(k, count, p=random.dirichlet(np.ones(k))) for k in sizes]
+    effects = [random.normal(0, 0.6, k) for k in sizes]
     logit = -0.0016 * (age - 48) ** 2 + 0.35 * (education - 10) + 0.03 * (hours - 40)
     logit = logit + 0.002 * gain - 1.2
     for chosen, effect in zip(categories, effects, strict=True):
         logit = logit + effect[chosen]
     labels = (random.random(count) < 1 / (1 + np.exp(-logit))).astype(int)
-    one_hot = [np.eye(k)[chosen] for chosen, k in zip(categories, (7, 6, 12, 2), strict=True)]
+    one_hot = [np.eye(k)[chosen] for chosen, k in zip(categories, sizes, strict=True)]
     rows = np.column_stack([age, education, hours, gain, *one_hot])
-    bounds = np.array([(17, 90), (1, 16), (1, 99), (0, 5000)] + [(0, 1)] * 27, dtype=float)
+    bounds = np.array([(17, 90), (1, 16), (1, 99), (0, 5000)] + [(0, 1)] * sum(sizes), dtype=float)
     return Table("adult-like", rows, labels, bounds)
 
 
@@ -104,15 +107,18 @@ def reference(name: str, table: Table) -> BaseEstimator:
     return make_pipeline(scale, Ridge() if is_number else LogisticRegression(max_iter=2000))
 
 
-def score(table: Table, make: Callable[[int], BaseEstimator]) -> dict[str, Any]:
+def score(table: Table, estimator: BaseEstimator) -> dict[str, Any]:
     """Return all scores, their mean and half the width of a 95 % interval."""
+    stratify = table.targets if table.target_bounds is None else None
     values = []
     for seed in SEEDS:
-        stratify = table.targets if table.target_bounds is None else None
         train, test, y_train, y_test = train_test_split(
             table.rows, table.targets, random_state=seed, stratify=stratify
         )
-        values.append(make(seed).fit(train, y_train).score(test, y_test))
+        fresh: Any = clone(estimator)
+        if "random_state" in fresh.get_params():
+            fresh.set_params(random_state=seed)
+        values.append(fresh.fit(train, y_train).score(test, y_test))
     return {
         "scores": values,
         "mean": statistics.mean(values),
@@ -132,23 +138,15 @@ def measure(_: str) -> dict[str, Any]:
     for table in tables():
         entry: dict[str, Any] = {"name": table.name, "rows": len(table.rows)}
         entry["features"] = table.rows.shape[1]
-        entry["references"] = {
-            name: score(table, lambda seed, t=table, n=name: reference(n, t)) for name in REFERENCES
-        }
+        entry["references"] = {name: score(table, reference(name, table)) for name in REFERENCES}
         entry["private"] = []
         models = ("network",) if table.target_bounds else ("logistic", "network")
-        for epsilon in EPSILONS:
-            for model in models:
-                for method in ("dp-kfc", "dp-sgd"):
-                    settings = {"epsilon": epsilon, "method": method}
-
-                    def make(seed: int, t=table, m=model, settings=settings) -> BaseEstimator:
-                        return private_estimator(m, t, random_state=seed, **settings)
-
-                    found = score(table, make)
-                    row = {"epsilon": epsilon, "model": model, "method": method, **found}
-                    entry["private"].append(row)
-                    print(table.name, epsilon, model, method, f"{found['mean']:.3f}", flush=True)
+        for epsilon, model, method in product(EPSILONS, models, METHODS):
+            estimator = private_estimator(model, table, epsilon=epsilon, method=method)
+            found = score(table, estimator)
+            row = {"epsilon": epsilon, "model": model, "method": method, **found}
+            entry["private"].append(row)
+            print(table.name, epsilon, model, method, f"{found['mean']:.3f}", flush=True)
         results["tables"].append(entry)
     return results
 
@@ -163,18 +161,15 @@ def table(results: dict[str, Any]) -> str:
     for entry in results["tables"]:
         references = [_cell(entry["references"][name]) for name in REFERENCES]
         for epsilon in EPSILONS:
-            cells = []
-            for model in ("logistic", "network"):
-                for method in ("dp-kfc", "dp-sgd"):
-                    keys = {"epsilon": epsilon, "model": model, "method": method}
-                    found = [row for row in entry["private"] if keys.items() <= row.items()]
-                    cells.append(_cell(found[0]) if found else "–")
+            found = {}
+            for row in entry["private"]:
+                if row["epsilon"] == epsilon:
+                    found[row["model"], row["method"]] = _cell(row)
+            cells = [found.get(key, "–") for key in product(("logistic", "network"), METHODS)]
             name = f"{entry['name']} ({entry['rows']:,} × {entry['features']})"
             rows.append([name, f"{epsilon:g}", references[0], *cells, references[1]])
     header = ["accuracy %; R² % of friedman1", "ε", "majority"]
-    header += [
-        f"{model}, {method}" for model in ("linear", "MLP") for method in ("DP-KFC", "DP-SGD")
-    ]
+    header += [", ".join(pair) for pair in product(("linear", "MLP"), ("DP-KFC", "DP-SGD"))]
     return markdown([*header, "linear, not private"], rows)
 
 
