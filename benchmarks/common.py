@@ -167,7 +167,6 @@ def judged(
     goal: float | None = None,
     spread: Sequence[float] | None = None,
     *,
-    rough: bool = False,
     least: bool = False,
 ) -> str:
     """A ratio, its spread, its goal and whether it is met: `1.04 [1.01, 1.08] (≤ 1.05 ✓)`.
@@ -178,13 +177,12 @@ def judged(
         ratio: what was measured.
         goal: what it may be at most, None for no goal.
         spread: its quartiles, None where there are none.
-        rough: the spread is wider than quartiles are, and marked with °.
         least: the goal is what it has to be at least.
     """
     digits = 3 if goal is not None and abs(ratio - goal) < 0.01 else 2
     text = f"{ratio:.{digits}f}"
     if spread is not None:
-        text += f" [{spread[0]:.2f}, {spread[1]:.2f}]" + "°" * rough
+        text += f" [{spread[0]:.2f}, {spread[1]:.2f}]"
     if goal is None:
         return text
     met = ratio >= goal if least else ratio <= goal

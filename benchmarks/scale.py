@@ -3,7 +3,6 @@ of log-log lines.
 
     python benchmarks/scale.py                # every axis (a quarter of an hour)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
-    python benchmarks/scale.py --memory-only  # memory alone; times keep their last results
     python benchmarks/scale.py --smoke        # tiny sizes; prints, writes nothing
 
 The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows
@@ -152,21 +151,6 @@ def peaks_at(point: Point, threads: int) -> dict[str, float]:
     }
 
 
-def add_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """An axis whose memory is taken anew; its times stay."""
-    columns: dict[str, list[float]] = {}
-    for size in before["sizes"]:
-        point = replace(Point(**before["base"]), **{axis: size})
-        for what, mib in peaks_at(point, threads).items():
-            columns.setdefault(what, []).append(mib)
-        print(f"{axis} {size}: memory", file=sys.stderr)
-    return {
-        **before,
-        "mebibytes": columns,
-        "memory_taken": {"date": now(), "hardware": hardware(threads)},
-    }
-
-
 def sweep(
     axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads: int, memory: bool
 ) -> dict[str, Any]:
@@ -271,9 +255,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--no-memory", action="store_true", help="times only; the axes then have no memory"
     )
-    parser.add_argument(
-        "--memory-only", action="store_true", help="memory only; times stay as they were taken last"
-    )
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
@@ -298,13 +279,10 @@ def main() -> int:
     results = {} if arguments.smoke else read_json(OUTPUT)
     axes = results.get("axes", {})
     for axis in arguments.axis or list(AXES):
-        if arguments.memory_only and axis in axes:
-            axes[axis] = add_memory(axis, axes[axis], arguments.threads)
-        else:
-            memory = not arguments.no_memory
-            axes[axis] = sweep(
-                axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory
-            )
+        memory = not arguments.no_memory
+        axes[axis] = sweep(
+            axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory
+        )
         axes = {name: axes[name] for name in AXES if name in axes}
         results = {"date": now(), "hardware": hardware(arguments.threads), "axes": axes}
         if not arguments.smoke:

@@ -69,19 +69,9 @@ def name_ratio(top: str, bottom: str) -> str:
 def find_ratio(entry: Entry, top: str, bottom: str) -> dict[str, Any] | None:
     """Median over rounds of the ratio within one round and its quartiles; None where the pair was
     not timed in one run.
-
-    Older results hold the median alone. Their spread comes from the two steps: lower quartile over
-    upper, upper over lower, which is wider than quartiles of ratios are; `rough` says so.
     """
-    found = entry.get("paired", {}).get(f"{top} / {bottom}")
-    if found is None or isinstance(found, Mapping):
-        return found
-    own, base = entry["contenders"][top], entry["contenders"][bottom]
-    low, high = (
-        own["quartile_low_ms"] / base["quartile_high_ms"],
-        own["quartile_high_ms"] / base["quartile_low_ms"],
-    )
-    return {"ratio": found, "quartiles": [low, high], "rough": True}
+    found: dict[str, Any] | None = entry.get("paired", {}).get(f"{top} / {bottom}")
+    return found
 
 
 def every_model() -> dict[str, tuple[str, int]]:
@@ -184,11 +174,7 @@ def _ratios(
 
 
 def _ratio(found: Mapping[str, Any] | None, goal: float | None) -> str:
-    return (
-        "–"
-        if found is None
-        else judged(found["ratio"], goal, found["quartiles"], rough=found.get("rough", False))
-    )
+    return "–" if found is None else judged(found["ratio"], goal, found.get("quartiles"))
 
 
 def _amortised(entries: Mapping[str, Entry]) -> list[str]:
