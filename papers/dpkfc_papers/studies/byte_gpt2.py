@@ -93,8 +93,12 @@ def loss_fn(model: nn.Module, batch: Rows) -> Tensor:
 @torch.no_grad()
 def score(model: nn.Module, judged: Rows) -> Mapping[str, float]:
     """Return the share of bytes that are predicted, and bits a byte."""
-    parts = [token_losses(model, ids) for ids in judged[0].split(PART)]
-    loss, hits, count = (sum(float(part[k].sum()) for part in parts) for k in range(3))
+    loss = hits = count = 0.0
+    for ids in judged[0].split(PART):
+        losses, right, counted = token_losses(model, ids)
+        loss += float(losses.sum())
+        hits += float(right.sum())
+        count += float(counted.sum())
     return {"accuracy": 100 * hits / count, "bits": loss / count / math.log(2)}
 
 
@@ -125,11 +129,10 @@ def train_start(data_dir: str) -> dict[str, Tensor]:
 def read(data_dir: str) -> Data:
     """Return the references of E2E; JUDGED of them, drawn, stand for the test split."""
     splits = load_pairs(E2E, data_dir)
-    train, test = (
-        (encode_texts([text for _, text in part]),) for part in (splits.train, splits.test)
-    )
-    order = torch.randperm(len(test[0]), generator=torch.Generator().manual_seed(0))
-    return Data(*split_rows(train, VALIDATION), (test[0][order[:JUDGED]],))
+    train = encode_texts([text for _, text in splits.train])
+    test = encode_texts([text for _, text in splits.test])
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    return Data(*split_rows((train,), VALIDATION), (test[order[:JUDGED]],))
 
 
 COMPARISON = Comparison(

@@ -140,7 +140,7 @@ def votes(differences: Differences) -> list[str]:
 def verdict(differences: Differences) -> str:
     """In how many data sets the difference is beyond its error, and on which side."""
     cast = votes(differences)
-    parts = [f"{name} in {count}" for name in SAID if (count := cast.count(name))]
+    parts = [f"{name} in {cast.count(name)}" for name in SAID if name in cast]
     return parts[0].rpartition(" in ")[0] if len(parts) == 1 else ", ".join(parts)
 
 

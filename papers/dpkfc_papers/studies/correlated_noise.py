@@ -132,17 +132,16 @@ def test_table(rows: Mapping[str, Row]) -> str:
     """Return accuracies on the test split by kind and ε, and the gain seed by seed."""
     lines = []
     for epsilon in EPSILONS:
-        pairs = [
-            tuple(rows.get(f"{noise}/{epsilon:g}/{seed}") for noise in NOISES)
-            for seed in range(SEEDS)
-        ]
-        both = [pair for pair in pairs if all(pair)]
-        if not both:
+        pairs = []
+        for seed in range(SEEDS):
+            found = [rows.get(f"{noise}/{epsilon:g}/{seed}") for noise in NOISES]
+            if all(found):
+                pairs.append([row["accuracy"] for row in found if row])
+        if not pairs:
             continue
-        one, other = zip(*both, strict=True)
-        gains = [b["accuracy"] - a["accuracy"] for a, b in both]
-        means = [interval([row["accuracy"] for row in of]) for of in (one, other)]
-        lines.append([f"{epsilon:g}", *means, interval(gains), f"{len(both)}"])
+        means = [interval(values) for values in zip(*pairs, strict=True)]
+        gains = [correlated - independent for independent, correlated in pairs]
+        lines.append([f"{epsilon:g}", *means, interval(gains), f"{len(pairs)}"])
     if not lines:
         return ""
     head = ["test %: ε", *NOISES.values(), "gain", "seeds"]

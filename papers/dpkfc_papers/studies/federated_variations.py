@@ -266,14 +266,17 @@ def execute(folder: Path, data_dir: str) -> None:
 
 
 def _accuracies(store: Any, runs: list[Any]) -> list[float]:
-    return [100 * row["accuracy"] for run in runs if (row := store.get(run))]
+    rows = [store.get(run) for run in runs]
+    return [100 * row["accuracy"] for row in rows if row]
 
 
 def read_sweep(store: Any, rule: str) -> dict[float, list[float]]:
     """Return test accuracies in percent by learning rate."""
-    return {
-        eta: _accuracies(store, [sweep_run(rule, eta, seed) for seed in SEEDS]) for eta in SWEPT
-    }
+    found = {}
+    for eta in SWEPT:
+        runs = [sweep_run(rule, eta, seed) for seed in SEEDS]
+        found[eta] = _accuracies(store, runs)
+    return found
 
 
 def _rate_table(store: Any) -> str:

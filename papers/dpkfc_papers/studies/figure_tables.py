@@ -44,23 +44,16 @@ def likeness() -> str:
     rows = []
     for model, checkpoint in _ends("kfc-fig3"):
         for source in SOURCES:
-            undamped = [
-                layer["tracking"]["undamped"][source] for layer in checkpoint["layers"].values()
-            ]
-            authors = [
-                layer["tracking"]["authors"][source]["G"]["cosine"]
-                for layer in checkpoint["layers"].values()
-            ]
-            cosines = [
-                _range([of[side]["cosine"] for of in undamped], "{:.2f}") for side in ("A", "G")
-            ]
-            traces = [
-                _range([of[side]["scale"] for of in undamped], "{:.2g}") for side in ("A", "G")
-            ]
-            name = NAMES.get(source, source)
-            rows.append(
-                [model, str(checkpoint["step"]), name, *cosines, f"≥ {min(authors):.4f}", *traces]
-            )
+            tracking = [layer["tracking"] for layer in checkpoint["layers"].values()]
+            undamped = [found["undamped"][source] for found in tracking]
+            authors = [found["authors"][source]["G"]["cosine"] for found in tracking]
+            cells = [model, str(checkpoint["step"]), NAMES.get(source, source)]
+            for side in ("A", "G"):
+                cells.append(_range([found[side]["cosine"] for found in undamped], "{:.2f}"))
+            cells.append(f"≥ {min(authors):.4f}")
+            for side in ("A", "G"):
+                cells.append(_range([found[side]["scale"] for found in undamped], "{:.2g}"))
+            rows.append(cells)
     return f"Median over layers (least … most)\n\n{markdown(head, rows)}"
 
 
@@ -70,15 +63,9 @@ def maps() -> str:
     rows = []
     for model, checkpoint in _ends("kfc-theorem-5.4"):
         for side in ("A", "G", "F"):
-            found = []
-            for source in MAPS:
-                held = [
-                    layer["realised"].get(source, {}).get(side, {}).get("held")
-                    for layer in checkpoint["layers"].values()
-                ]
-                known = [x for x in held if x]
-                found.append(f"{statistics.geometric_mean(known):,.3g}" if known else "–")
-            rows.append([model, str(checkpoint["step"]), {"F": "A ⊗ G"}.get(side, side), *found])
+            found = [_mean_condition(checkpoint, source, side, ",.3g") for source in MAPS]
+            name = "A ⊗ G" if side == "F" else side
+            rows.append([model, str(checkpoint["step"]), name, *found])
     return f"Geometric mean over layers\n\n{markdown(['model', 'steps', 'of', *names], rows)}"
 
 
@@ -87,14 +74,13 @@ def spectra() -> str:
     rows = []
     for model, checkpoint in _ends("kfc-fig7"):
         density = checkpoint["density"]
-        cells = [
-            f"{density[name]['trace']:.3g}; {max(_nodes(density[name])):.3g}" for name in SPECTRA
-        ]
+        cells = []
+        for name in SPECTRA:
+            largest = max(_nodes(density[name]))
+            cells.append(f"{density[name]['trace']:.3g}; {largest:.3g}")
         rows.append([model, str(checkpoint["step"]), *cells])
-    return (
-        "Trace; largest"
-        f" eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
-    )
+    names = [NAMES.get(name, name) for name in SPECTRA]
+    return f"Trace; largest eigenvalue\n\n{markdown(['model', 'steps', *names], rows)}"
 
 
 def noise() -> str:
@@ -106,16 +92,16 @@ def noise() -> str:
     rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]
     found = points({"run": row["run"], **row["values"]} for row in rows)
     at = {(one.method, one.lr, one.noise): one for one in found}
-    rates, noises = (sorted({getattr(one, name) for one in found}) for name in ("lr", "noise"))
-    cells = [
-        [_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises]
-        for lr in rates
-    ]
-    lines = [[f"{lr:g}", *of] for lr, of in zip(rates, cells, strict=True)]
+    noises = sorted({one.noise for one in found})
+    lines = []
+    for lr in sorted({one.lr for one in found}):
+        cells = [_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises]
+        lines.append([f"{lr:g}", *cells])
     lowest = {(one.method, one.noise): one for one in best(found)}
-    best_rates = [
-        " / ".join(f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS) for sigma in noises
-    ]
+    best_rates = []
+    for sigma in noises:
+        rates = [f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS]
+        best_rates.append(" / ".join(rates))
     lines.append(["best rate of each", *best_rates])
     head = ["learning rate", *(f"σ = {sigma:g}" for sigma in noises)]
     said = (
@@ -138,16 +124,19 @@ def condition_table() -> str:
     """Return condition numbers of private factors on what holds 99 % of the trace."""
     rows = []
     for model, checkpoint in _ends("kfc-theorem-5.4"):
-        cells = []
-        for side in ("A", "G"):
-            layers = checkpoint["layers"].values()
-            held = [
-                layer["realised"].get("nothing", {}).get(side, {}).get("held") for layer in layers
-            ]
-            known = [value for value in held if value]
-            cells.append(f"{statistics.geometric_mean(known):,.0f}" if known else "–")
+        cells = [_mean_condition(checkpoint, "nothing", side, ",.0f") for side in ("A", "G")]
         rows.append([model, str(checkpoint["step"]), *cells])
     return markdown(["model", "steps", "condition number of A", "of G"], rows) if rows else ""
+
+
+def _mean_condition(checkpoint: Any, source: str, side: str, form: str) -> str:
+    """Return the geometric mean of condition numbers over layers; a dash where none is known."""
+    known = []
+    for layer in checkpoint["layers"].values():
+        held = layer["realised"].get(source, {}).get(side, {}).get("held")
+        if held:
+            known.append(held)
+    return format(statistics.geometric_mean(known), form) if known else "–"
 
 
 PARTS: Mapping[str, Callable[[], str]] = {

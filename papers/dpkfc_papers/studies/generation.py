@@ -241,17 +241,18 @@ def execute(folder: Path, data_dir: str) -> None:
 
 def values_of(store: Any, runs: Sequence[GenerationRun], figure: str) -> list[float]:
     """Return a figure of the runs that have been made."""
-    return [row[figure] for run in runs if (row := store.get(run))]
+    rows = [store.get(run) for run in runs]
+    return [row[figure] for row in rows if row]
 
 
 def data_table(store: Any, data: str) -> str:
     """Return the table of a data set and what holds of the paper's directions; "" without runs."""
-    runs = {
-        (method, epsilon): made
-        for method in METHODS
-        for epsilon in epsilons_of(method)
-        if any(map(store.get, made := test_runs(store, data, method, epsilon)))
-    }
+    runs = {}
+    for method in METHODS:
+        for epsilon in epsilons_of(method):
+            tests = test_runs(store, data, method, epsilon)
+            if any(map(store.get, tests)):
+                runs[method, epsilon] = tests
     if not runs:
         return ""
     rows = []
@@ -270,8 +271,8 @@ def data_table(store: Any, data: str) -> str:
 def table() -> str:
     """Return the tables; "" before anything was run."""
     store = Store(PATH)
-    tables = [found for data in DATA if (found := data_table(store, data))]
-    return "\n\n".join(tables)
+    tables = [data_table(store, data) for data in DATA]
+    return "\n\n".join(filter(None, tables))
 
 
 def main() -> int:

@@ -50,13 +50,13 @@ class Grid:
         """Those that have been run, with a row for each of their seeds, the best in the mean
         first.
         """
-        held = []
+        found = []
         for point in self.arms[arm][1]:
-            rows = (store.get(self.run(arm, point, seed, False)) for seed in self.tuned_with)
-            held.append((point, [row for row in rows if row is not None]))
-        return sorted(
-            ((point, rows) for point, rows in held if rows), key=lambda one: -_mean(one[1])
-        )
+            rows = [store.get(self.run(arm, point, seed, False)) for seed in self.tuned_with]
+            known = [row for row in rows if row is not None]
+            if known:
+                found.append((point, known))
+        return sorted(found, key=lambda one: -_mean(one[1]))
 
     def cells(self, store: Any, test: bool) -> list[tuple[str, Any]]:
         """All points, or the tests of the arms whose every point has been run; seed by seed."""

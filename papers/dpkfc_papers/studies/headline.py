@@ -55,16 +55,12 @@ LINES = (
 def table(folder: Path = RESULTS, recipe: str = "mnist-cnn") -> str:
     """A method a line, its mean and 95 % interval at each ε."""
     found = study_cells(recipe, folder)
-    epsilons = sorted({epsilon for of in found.values() for epsilon in of})
-    rows = [
-        [
-            line.label,
-            line.sees,
-            *(_format_accuracy(found[line.arm].get(epsilon, [])) for epsilon in epsilons),
-        ]
-        for line in LINES
-        if line.arm in found
-    ]
+    epsilons = sorted(set().union(*found.values()))
+    rows = []
+    for line in LINES:
+        if line.arm in found:
+            values = [found[line.arm].get(epsilon, []) for epsilon in epsilons]
+            rows.append([line.label, line.sees, *map(_format_accuracy, values)])
     if recipe == "mnist-cnn":
         rows.insert(0, _head_on_features(epsilons))
     return markdown(
@@ -97,9 +93,8 @@ def _format_accuracy(values: Sequence[float]) -> str:
 
 def picture(path: Path, folder: Path = RESULTS) -> None:
     """Accuracy against ε with 95 % intervals, a panel a data set."""
-    shown = {
-        recipe: found for recipe in TITLES if (found := _select_tested(study_cells(recipe, folder)))
-    }
+    tested = {recipe: _select_tested(study_cells(recipe, folder)) for recipe in TITLES}
+    shown = {recipe: found for recipe, found in tested.items() if found}
     figure, panels = sheet(len(shown), 1, height=2.9 * len(shown) + 0.6)
     for panel, (recipe, found) in zip(panels[:, 0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
@@ -128,12 +123,13 @@ def _select_tested(found: Cells) -> Cells:
     """The cells with several seeds, of arms that have as many of them as any: the others are not
     tested yet.
     """
-    kept = {
-        arm: {e: values for e, values in of.items() if len(values) >= FEWEST}
-        for arm, of in found.items()
-    }
-    most = max((len(of) for of in kept.values()), default=0)
-    return {arm: of for arm, of in kept.items() if of and len(of) == most}
+    kept = {}
+    for arm, cells in found.items():
+        tested = {epsilon: values for epsilon, values in cells.items() if len(values) >= FEWEST}
+        if tested:
+            kept[arm] = tested
+    most = max(map(len, kept.values()), default=0)
+    return {arm: tested for arm, tested in kept.items() if len(tested) == most}
 
 
 # --------------------------------------------------------------------------------------------------

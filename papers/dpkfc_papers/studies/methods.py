@@ -48,14 +48,14 @@ def data(evaluate_on: str):
 
     whole = find_recipe("digits").data(run_config(COMMON))
     order = torch.randperm(len(whole.train[1]), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    cut = [
-        tuple(x[rows] for x in whole.train)
-        for rows in order.split([PUBLIC, VALIDATION, len(order) - PUBLIC - VALIDATION])
-    ]
-    public, validation, rest = cut
+    first = PUBLIC + VALIDATION
+    public = tuple(x[order[:PUBLIC]] for x in whole.train)
+    validation = tuple(x[order[PUBLIC:first]] for x in whole.train)
+    rest = tuple(x[order[first:]] for x in whole.train)
     if evaluate_on == "validation":
         return public, rest, validation
-    return public, tuple(torch.cat(pair) for pair in zip(rest, validation, strict=True)), whole.test
+    private = tuple(torch.cat(pair) for pair in zip(rest, validation, strict=True))
+    return public, private, whole.test
 
 
 def train_once(settings: dict[str, Any]) -> dict[str, Any]:

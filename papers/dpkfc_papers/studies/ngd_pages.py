@@ -156,7 +156,8 @@ def _failures(store: Any) -> str:
         study.test_run(store, "whitened", seed, study.NO_FLOOR, study.UNTIL_FAILURE)
         for seed in study.SEEDS
     ]
-    rows = [row for run in runs if run is not None and (row := store.get(run)) is not None]
+    made = [store.get(run) for run in runs if run is not None]
+    rows = [row for row in made if row is not None]
     if not rows:
         return "nothing was run"
     failed = [row for row in rows if "failed" in row]

@@ -117,12 +117,10 @@ def measure(data_dir: str) -> dict[str, Any]:
         seen["dead leaves, refined"] = refined(
             model, seen["dead leaves"], torch.Generator().manual_seed(1)
         )
-        ranks = {
-            name: [
-                effective_rank(*pair) for pair in zip(input_factors(model, of), true, strict=True)
-            ]
-            for name, of in seen.items()
-        }
+        ranks = {}
+        for name, inputs in seen.items():
+            pairs = zip(input_factors(model, inputs), true, strict=True)
+            ranks[name] = [effective_rank(*pair) for pair in pairs]
         stage = f"after {done} steps" if done else "initial weights"
         stages[stage] = {"widths": [len(a) for a in true], "effective_ranks": ranks}
     return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}

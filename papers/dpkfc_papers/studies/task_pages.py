@@ -242,9 +242,14 @@ def task_table(name: str) -> str:
 
 def _epsilons(lines: Sequence[Line]) -> list[float]:
     """Return the ε of what was measured here, and the usual ones of papers."""
-    here = {epsilon for line in lines if line.kind != "published" for epsilon in line.cells}
-    printed = {epsilon for line in lines for epsilon in line.cells}
-    return sorted(here | (printed & USUAL))
+    shown: set[float] = set()
+    for line in lines:
+        shown |= line.cells.keys() & USUAL if line.kind == "published" else line.cells.keys()
+    return sorted(shown)
+
+
+def _percent(row: Mapping[str, Any]) -> list[float]:
+    return [100 * score for score in row["scores"]]
 
 
 def tabular_table() -> str:
@@ -252,15 +257,13 @@ def tabular_table() -> str:
     rows = []
     for entry in read_json(RESULTS / "sklearn.json").get("tables", []):
         found = {
-            one["method"]: [100 * score for score in one["scores"]]
+            one["method"]: _percent(one)
             for one in entry["private"]
             if one["epsilon"] == 1.0 and one["model"] == "logistic"
         }
         if not found:
             continue
-        known = {
-            key: [100 * score for score in of["scores"]] for key, of in entry["references"].items()
-        }
+        known = {key: _percent(one) for key, one in entry["references"].items()}
         cells = [found["dp-kfc"], found["dp-sgd"], known["not private"]]
         intervals = [interval(values) for values in cells]
         seeds = str(min(map(len, cells)))
@@ -391,15 +394,11 @@ def tabular_picture(path: Path) -> bool:
         rows = [one for one in entry["private"] if one["model"] == "logistic"]
         epsilons = sorted({one["epsilon"] for one in rows})
         for number, (method, label) in enumerate((("dp-kfc", "DP-KFC"), ("dp-sgd", "DP-SGD"))):
-            cells = {
-                one["epsilon"]: [100 * score for score in one["scores"]]
-                for one in rows
-                if one["method"] == method
-            }
+            cells = {one["epsilon"]: _percent(one) for one in rows if one["method"] == method}
             kind = ("here", "network")[number]
             line = Line(label, cells, kind)
             _draw(panel, line, epsilons, 1 - number, 0.12 * number - 0.06, label)
-        reference = 100 * statistics.mean(entry["references"]["not private"]["scores"])
+        reference = statistics.mean(_percent(entry["references"]["not private"]))
         panel.axhline(reference, color="C6", linestyle="--", label="not private")
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
         panel.set_xlim(-0.4, len(epsilons) - 0.6)
