@@ -45,7 +45,7 @@ def make_timing(ms, **more):
 
 
 def entry(title="a model", **paired):
-    pairs = {name.replace("__", " / "): ratio for name, ratio in paired.items()}
+    pairs = {name.replace("__", " / "): {"ratio": ratio} for name, ratio in paired.items()}
     return {
         "title": title,
         "batch_size": 8,

@@ -127,10 +127,11 @@ def _digest_records(record: Callable[[int], Any], records: int) -> dict[str, str
     """Return a hash of each field over some records; an empty one if the field is random."""
     places = np.linspace(0, records - 1, min(records, _COMPARED_RECORDS))
     rows = places.astype(np.int64).tolist()
+    reads = []
     with torch.random.fork_rng(devices=[]):
-        first, *repeats = [
-            _digest_fields([_read_record(record, i) for i in rows]) for _ in range(_READS)
-        ]
+        for _ in range(_READS):
+            reads.append(_digest_fields([_read_record(record, i) for i in rows]))
+    first, *repeats = reads
     digests = {}
     for name, digest in first.items():
         is_stable = all(repeat.get(name) == digest for repeat in repeats)
@@ -219,8 +220,8 @@ def _describe_value(x: Any) -> str:
 def _describe_optimizer(optimizer: Any) -> str:
     groups: list[dict[str, Any]] = list(getattr(optimizer, "param_groups", []))
     plain = (bool, int, float, str, tuple)
-    settings = [
-        {key: value for key, value in group.items() if isinstance(value, plain)} for group in groups
-    ]
-    sizes = [len(group["params"]) for group in groups]
+    settings, sizes = [], []
+    for group in groups:
+        settings.append({key: value for key, value in group.items() if isinstance(value, plain)})
+        sizes.append(len(group["params"]))
     return f"{type(optimizer).__name__} {settings} of {sizes} parameters"

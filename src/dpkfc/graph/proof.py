@@ -228,7 +228,7 @@ class _Prover:
     def _note(self, node: fx.Node, operation: Operation) -> None:
         """Set the states of the outputs of a node."""
         read = operation.tensors
-        found = [state for x in read if (state := self._state(x)) is not None]
+        found = [state for state in map(self._state, read) if state is not None]
         unknown = next((x for x in found if isinstance(x, Unknown)), None)
         answer: Any
         if unknown is not None:

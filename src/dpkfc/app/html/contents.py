@@ -389,9 +389,9 @@ def _read_pictures(folder: RunFolder) -> dict[str, str]:
 
 def _is_drawn(folder: RunFolder) -> bool:
     """Return whether there are pictures, and none is older than the figures that it shows."""
-    drawn = [path for name in _PICTURES if (path := folder.plots / name).is_file()]
-    since = folder.figures.stat().st_mtime_ns
-    return bool(drawn) and min(path.stat().st_mtime_ns for path in drawn) >= since
+    paths = [folder.plots / name for name in _PICTURES]
+    written = [path.stat().st_mtime_ns for path in paths if path.is_file()]
+    return bool(written) and min(written) >= folder.figures.stat().st_mtime_ns
 
 
 def _draw_pictures(folder: RunFolder) -> dict[str, bytes]:

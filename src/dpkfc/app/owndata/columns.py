@@ -224,8 +224,12 @@ class Column:
             # Python looks at all others.
             (rest,) = np.nonzero(np.isnan(numbers))
             codes, known = distinct(choose(texts, rest))
-            read = [np.nan if (found := self.meaning(x)) is None else found[0] for x in known]
-            numbers[rest] = np.array(read, np.float64)[codes]
+            values = np.full(len(known), np.nan)
+            for place, text in enumerate(known):
+                meaning = self.meaning(text)
+                if meaning is not None:
+                    values[place] = meaning[0]
+            numbers[rest] = values[codes]
             return self._encode_meanings(np.isnan(numbers), numbers[~np.isnan(numbers)])
         codes, known = distinct(texts)
         meanings = [self.meaning(text) for text in known]

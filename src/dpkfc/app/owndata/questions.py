@@ -251,7 +251,8 @@ def show_values(data: Path, header: Header, name: str) -> str:
     """
     schema = Schema(target=name, encoding=header.encoding, delimiter=header.delimiter)
     texts = [text for text in read_table(data, [name], schema).columns[name].texts if text]
-    numbers = [number for text in texts if (number := read_number(text, PLAIN)) is not None]
+    read = [read_number(text, PLAIN) for text in texts]
+    numbers = [number for number in read if number is not None]
     if 2 * len(numbers) > len(texts):
         others = f", and {len(texts) - len(numbers)} other texts" * (len(numbers) < len(texts))
         found = f"{min(numbers):g} to {max(numbers):g}{others}"
