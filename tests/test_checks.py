@@ -90,7 +90,6 @@ NUMBERS = [
     ("noise_multiplier", lambda: federated().with_noise(1e200, 1e-5)),
     ("seed", lambda: KFAC(probe=PinkNoise((1, 8, 8)), seed=HUGE)),
     ("lambda_base", lambda: NGD(probe=FeatureNoise(4), steps=2, lambda_safe=1.0, lambda_base=HUGE)),
-    ("ranks", lambda: KFAC(probe=PinkNoise((1, 8, 8)), ranks={"0.A": HUGE})),
     ("shape", lambda: PinkNoise((1, HUGE, 8))),
     ("shape", lambda: DeadLeaves((1, HUGE, 8))),
     ("betas", lambda: AdamBC(betas=(0.9, HUGE))),

@@ -45,7 +45,6 @@ KFAC = {
     "likelihood": "bernoulli",
     "max_factor_size": 512,
     "max_rank": 0,
-    "ranks": "conv1.A=3 head.G=0",
     "tail_mass": 0.01,
     "factor_decay": 0.5,
     "later_probe_size": 32,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from dpkfc.app.run_config import SECTION_OF, SETTINGS, RunConfig, parse_pairs
-from dpkfc.app.toml import ConfigError
+from dpkfc.app.run_config import SECTION_OF, SETTINGS, RunConfig
 from dpkfc.report.officer import Declared
 from dpkfc.terminal import argument_text
 
@@ -44,11 +42,7 @@ def _find_owner(name: str) -> type:
 
 
 def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
-    """Return the settings that are fields of a dataclass of the library, as its arguments.
-
-    Raises:
-        ConfigError: a number in a list of names and numbers is not a whole number.
-    """
+    """Return the settings that are fields of a dataclass of the library, as its arguments."""
     kinds = {found.name: str(found.type) for found in dataclasses.fields(owner)}
     values = {}
     for name, setting in SETTINGS.items():
@@ -62,16 +56,6 @@ def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> An
     """Return the value of a setting in the type of a field of the library."""
     words = {number: word for word, number in setting.metadata["words"].items()}
     value = words.get(value, value)
-    if kind.startswith("Mapping"):
-        return _whole_numbers(setting.name, parse_pairs(setting.name, value))
     if kind.startswith("tuple"):
         value = tuple(value.replace(",", " ").split())
     return value or None if "None" in kind else value
-
-
-def _whole_numbers(setting: str, pairs: Mapping[str, str]) -> dict[str, int]:
-    for name, text in pairs.items():
-        if not text.isdecimal():
-            pair = f"{name}={text}"
-            raise ConfigError(f"{setting} takes whole numbers, 0 for all eigenpairs; got {pair!r}")
-    return {name: int(text) for name, text in pairs.items()}

@@ -43,7 +43,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._resolve_optimizer()
         self._check()
-        parse_pairs("ranks", self.preconditioner.ranks)
 
     def _resolve_optimizer(self) -> None:
         """Take the optimizer of the method unless one is given, and refuse a contradiction."""
@@ -161,21 +160,3 @@ def check_name(name: str, where: str) -> None:
     """
     if name not in SETTINGS:
         raise ConfigError(f"{where}: unknown key {name!r}; {nearest(name, SETTINGS)}")
-
-
-def parse_pairs(setting: str, text: str) -> dict[str, str]:
-    """Return the values of `a=1 b=2` by name.
-
-    Raises:
-        ConfigError: naming the setting and a part without a name or a value, or with a name that
-            stood before.
-    """
-    values: dict[str, str] = {}
-    for part in text.replace(",", " ").split():
-        name, _, value = part.rpartition("=")
-        if not name or not value or name in values:
-            raise ConfigError(
-                f"{setting} takes NAME=VALUE with spaces between, each name once; got {part!r}"
-            )
-        values[name] = value
-    return values

@@ -279,10 +279,6 @@ class PreconditionerSettings(Section):
     )
     max_factor_size: int = declare(4096, owners="KFAC NGD", least=1)
     oversize: str = _kfac("diagonal", choices=("diagonal", "identity", "low_rank"))
-    ranks: str = _kfac(
-        "",
-        "eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
-    )
     max_rank: int = _kfac(
         32,
         "eigenpairs kept of sides four times as wide or more; 0: all",

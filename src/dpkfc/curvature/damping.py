@@ -100,7 +100,6 @@ def damp_side(
     dtype: torch.dtype,
     *,
     widest_dense: int = 4096,
-    rank: int | None = None,
 ) -> Side:
     """Return the side (factor + damping)^(−p) of a metric.
 
@@ -116,8 +115,6 @@ def damp_side(
         damping: the number to add and the root to take.
         dtype: of the resulting side.
         widest_dense: no d×d matrix is formed for a wider side.
-        rank: eigenpairs kept of this side whatever its width, 0 for all. With None, `max_rank`
-            decides.
     """
     shift = damping.shift(factor)
     if shift == 0.0:
@@ -128,22 +125,19 @@ def damp_side(
         case DiagonalFactor():
             return Diagonal(damping.root(factor.values, shift).to(dtype))
         case Eigen():
-            kept = _count_kept_pairs(factor, damping, shift, rank)
+            kept = _count_kept_pairs(factor, damping, shift)
             return _eigen_side(factor, damping, kept, dtype, widest_dense)
 
 
-def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
+def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float) -> int:
     """Return the number of eigenpairs that a side keeps."""
     values = factor.values
     kept = factor.rank
     if damping.rank_tolerance:
         is_large = values >= damping.rank_tolerance * shift
         kept = int(is_large.sum())
-    if rank is None and damping.max_rank is not None:
-        if factor.dim >= 4 * damping.max_rank:
-            kept = min(kept, damping.max_rank)
-    elif rank:
-        kept = min(kept, rank)
+    if damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
+        kept = min(kept, damping.max_rank)
     if damping.tail_mass:
         left = factor.trace - values.cumsum(0)
         is_needed = left > damping.tail_mass * factor.trace

@@ -1,76 +1,26 @@
-"""From the factors of a refresh to a metric: damped roots, shared sides, and what is reported.
-
-Single sides may keep a number of eigenpairs of their own, whatever their width: `{"conv1.A": 32,
-"head.G": 0}`, 0 for all. They change the metric, as `max_rank` does. The privacy guarantee holds
-for every metric.
-"""
+"""From the factors of a refresh to a metric: damped roots, shared sides, what is reported."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from dpkfc._checks import LARGEST_INTEGER, show_value
 from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factors import is_empty
 from dpkfc.curvature.layer_factors import Factors, LayerFactors, Rules
-from dpkfc.curvature.report import FACTOR_LETTERS, factor_letter, report_row
+from dpkfc.curvature.report import report_row
 from dpkfc.linalg.metric import Elementwise, Entry, Kronecker, Metric
 from dpkfc.linalg.sides import Side
 
 _log = logging.getLogger(__name__)
 
 
-def side_name(layer: str, side: str) -> str:
-    """Return for example `conv1.A` for the input factor of conv1."""
-    return f"{layer}.{factor_letter(side)}"
-
-
-def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
-    """Return a copy, after a check.
-
-    Raises:
-        ValueError: naming a key that is not a side, or a number that is negative or not whole.
-    """
-    checked = dict(ranks)
-    for side, rank in checked.items():
-        is_side = isinstance(side, str) and side.endswith((".A", ".G"))
-        if not is_side or type(rank) is not int or not 0 <= rank <= LARGEST_INTEGER:
-            raise ValueError(
-                "ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; "
-                f"got {show_value(side, 30)}: {show_value(rank, 30)}"
-            )
-    return checked
-
-
-def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -> None:
-    """Refuse ranks of sides that the model does not have.
-
-    Args:
-        ranks: by side.
-        layers: layer name to the sides of its factors.
-
-    Raises:
-        ValueError: naming the sides.
-    """
-    known: set[str] = set()
-    for layer, sides in layers.items():
-        known |= {side_name(layer, side) for side in sides if side in FACTOR_LETTERS}
-    unknown = sorted(set(ranks) - known)
-    if unknown:
-        raise ValueError(
-            f"ranks names sides that the model does not have: {', '.join(unknown)}; "
-            "`dpkfc doctor` lists its layers"
-        )
-
-
 def form_metric(
     layers: Factors,
     damping: Damping,
     widest: int,
-    ranks: Mapping[str, int],
 ) -> Metric:
     """Return the damped roots of all layers; layers with the same eigenpairs share a side.
 
@@ -78,18 +28,16 @@ def form_metric(
         layers: factors.
         damping: the number that is added, and the root.
         widest: no matrix is formed for a wider side.
-        ranks: the `rank` of `damp_side` by `side_name`, for sides that have one of their own.
     """
     known: dict[Any, Side] = {}
 
-    def make_side(name: str, side: str, factors: LayerFactors) -> Side:
+    def make_side(side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
-        rank = ranks.get(side_name(name, side))
         key: Any = id(factor)
         if isinstance(factor, Eigen):
-            key = (id(factor.vectors), factor.trace, rank)
+            key = (id(factor.vectors), factor.trace)
         if key not in known:
-            known[key] = damp_side(factor, damping, factors.dtype, widest_dense=widest, rank=rank)
+            known[key] = damp_side(factor, damping, factors.dtype, widest_dense=widest)
         return known[key]
 
     metric: dict[str, Kronecker | Elementwise] = {}
@@ -101,9 +49,7 @@ def form_metric(
                 scales[role] = scale.to(factors.device)
             metric[name] = Elementwise(scales)
         else:
-            first = make_side(name, "input", factors)
-            second = make_side(name, "output", factors)
-            metric[name] = Kronecker(first, second)
+            metric[name] = Kronecker(make_side("input", factors), make_side("output", factors))
     return metric
 
 

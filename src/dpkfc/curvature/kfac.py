@@ -11,8 +11,8 @@ Source: DP-KFC, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,12 +32,9 @@ from dpkfc.curvature.changed_factors import combine_factors, randomize_direction
 from dpkfc.curvature.damping import Damping
 from dpkfc.curvature.factor_history import History, measure_drift
 from dpkfc.curvature.factor_metric import (
-    check_ranks,
-    check_sides,
     form_metric,
     layer_rows,
     report_identity_layers,
-    side_name,
 )
 from dpkfc.curvature.layer_factors import (
     FactorOptions,
@@ -79,7 +76,6 @@ _DEFAULTS_OMITTED_FROM_HASH: tuple[tuple[str, Any], ...] = (
     ("tail_mass", 0.0),
     ("decay", 0.0),
     ("drift", 0.0),
-    ("ranks", {}),
 )
 
 
@@ -126,8 +122,6 @@ class KFAC(ProbePreconditioner):
         max_rank: eigenpairs k kept of a side. A side narrower than 4k keeps all, and so does every
             side with None. The mean of the dropped eigenvalues is kept, so the trace stays.
             Eigenvalues far below the first few are sampling noise of the probe.
-        ranks: side, such as `conv1.A`, to the eigenpairs it keeps, 0 for all. It overrides
-            `max_rank`.
         tail_mass: fraction of a factor's trace that may be dropped, 0 for none. A side keeps the
             fewest eigenpairs that hold the rest, at most `max_rank` of a wide side.
         decay: weight β in [0, 1) of the past in factors that are averaged over refreshes. About
@@ -168,7 +162,6 @@ class KFAC(ProbePreconditioner):
     layer_rules: tuple[str, ...] | None = None
     rank_tolerance: float = 1e-2
     max_rank: int | None = 32
-    ranks: Mapping[str, int] = field(default_factory=dict, hash=False)
     tail_mass: float = 0.0
     decay: float = 0.9
     later_probe_size: int | None = None
@@ -186,7 +179,6 @@ class KFAC(ProbePreconditioner):
         self._check(**_ALLOWED_VALUES)
         if self.output_probe is not None:
             check_probe(self.output_probe, "output_probe")
-        object.__setattr__(self, "ranks", check_ranks(self.ranks))
         if self.layer_rules is not None:
             object.__setattr__(self, "layer_rules", tuple(self.layer_rules))
             if not self.layer_rules or not set(self.layer_rules) <= set(RULES):
@@ -349,14 +341,10 @@ class KFAC(ProbePreconditioner):
                 drift = max(measure_drift(*pair, team) for pair in pairs)
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
-            factors, histories = self._decompose(
-                sums, model, past, self._max_pairs_to_compute, team
-            )
+            factors, histories = self._decompose(sums, model, past, self.max_rank, team)
             used = self._prepare(factors)
             damping = self._damping()
-            sides_of = {name: layer.sides for name, layer in used.items()}
-            check_sides(self.ranks, sides_of)
-            metric = form_metric(used, damping, self.max_factor_size, self.ranks)
+            metric = form_metric(used, damping, self.max_factor_size)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
@@ -387,7 +375,7 @@ class KFAC(ProbePreconditioner):
         sums: Sequence[Mapping[str, LayerAccumulator]],
         model: nn.Module,
         past: Sequence[History] = (),
-        max_pairs: Callable[[str, str], int | None] | None = None,
+        max_pairs: int | None = None,
         team: RefreshGroup | None = None,
     ) -> tuple[Factors, tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe.
@@ -424,11 +412,6 @@ class KFAC(ProbePreconditioner):
         if self.control == "random":
             factors = randomize_directions(factors, self.seed)
         return factors
-
-    def _max_pairs_to_compute(self, layer: str, side: str) -> int | None:
-        """Return the eigenpairs to compute of a wide side, None for all."""
-        rank = self.ranks.get(side_name(layer, side), self.max_rank)
-        return rank or None
 
     def _damping(self) -> Damping:
         return Damping(

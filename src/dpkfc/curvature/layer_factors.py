@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -363,17 +363,16 @@ class LayerAccumulator:
         costs = [side.cost(parts) for side in self.sides.values()]
         return 1.0 + sum(costs)
 
-    def result(self, keep: Callable[[str], int | None] | None = None) -> LayerFactors:
+    def result(self, keep: int | None = None) -> LayerFactors:
         """Return the layer's factors.
 
         Args:
-            keep: maps a side to the eigenpairs wanted of a wide one, besides the trace of the rest,
-                or to None for all. By default all sides have all.
+            keep: eigenpairs wanted of a wide side, besides the trace of the rest; None for all.
         """
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
         for name, side in self.sides.items():
-            sides[name] = side.result(keep(name) if keep else None)
+            sides[name] = side.result(keep)
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":

@@ -162,7 +162,7 @@ def gather_layers(
 def decompose_layers(
     layers: Mapping[str, LayerAccumulator],
     model: nn.Module,
-    max_pairs: Callable[[str, str], int | None] | None = None,
+    max_pairs: int | None = None,
     team: RefreshGroup | None = None,
     *,
     past: History,
@@ -176,8 +176,8 @@ def decompose_layers(
     Args:
         layers: sums of the probe; of several processes, the layers that this one owns.
         model: on whose device the factors are wanted.
-        max_pairs: maps layer and side to the eigenpairs to compute of a wide side, None for all.
-            The trace of the others is kept. By default all pairs of all sides are computed.
+        max_pairs: eigenpairs to compute of a wide side, None for all. The trace of the others is
+            kept.
         team: the processes that share the refresh.
         past: sums of earlier refreshes, of all layers.
         share: weight of the past.
@@ -188,7 +188,7 @@ def decompose_layers(
         results = {}
         for name, layer in layers.items():
             total = layer.merge_history(past.get(name, {}), share)
-            own_factors = total.result(max_pairs and partial(max_pairs, name))
+            own_factors = total.result(max_pairs)
             kept = keep_history(total, own_factors) if is_kept else {}
             results[name] = (own_factors, kept)
         return results
