@@ -7,7 +7,6 @@ titles of StackOverflow.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,7 +32,13 @@ from dpkfc.app.datasets.text import (
 from dpkfc.app.models import linear_from_zero
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.recipes.text import IMDB_WORDS, HashedZipf, load_rows, whitened_recipe
+from dpkfc.app.recipes.text import (
+    IMDB_WORDS,
+    HashedZipf,
+    load_rows,
+    text_recipe,
+    whitened_recipe,
+)
 from dpkfc.app.run_config import RunConfig
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.token_noise import TokenNoise
@@ -109,20 +114,14 @@ def sentence_recipe(
         unseen: leave out training texts that also occur in the test split.
         constants: more that is taken as public.
     """
-
-    def tokens(lines: Sequence[str]) -> Tensor:
-        return minilm_tokens(lines, length)
-
-    def probe(config: RunConfig) -> TokenNoise:
-        return token_noise(config, length)
-
-    return Recipe(
-        name=name,
-        title=source.name,
-        load=partial(load_rows, source, num_classes, tokens, unseen=unseen),
+    return text_recipe(
+        name,
+        source,
+        num_classes,
+        partial(minilm_tokens, length=length),
+        length,
+        unseen=unseen,
         build=partial(minilm_classifier, num_classes),
-        input_shape=(length,),
-        num_classes=num_classes,
         constants={
             "vocabulary": (
                 f"WordPiece, {VOCABULARY:,} tokens, cut at {length}",
@@ -131,7 +130,7 @@ def sentence_recipe(
             "pretrained weights": ("all-MiniLM-L6-v2", "published; trained on public web text"),
             **(constants or {}),
         },
-        probe=probe,
+        probe=partial(token_noise, length=length),
     )
 
 

@@ -114,7 +114,7 @@ class MembershipResult:
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
-        return asdict(self) | {"rates": [asdict(rate) for rate in self.rates]}
+        return asdict(self)
 
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""

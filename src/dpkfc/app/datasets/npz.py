@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import lzma
 import math
-import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,11 +22,6 @@ from dpkfc._errors import one_line
 from dpkfc.app.datasets.errors import damaged_error, unreadable_error
 from dpkfc.app.datasets.unpacking import UnpackedSizeError, check_unpacked_size
 
-_MAGIC = b"\x93NUMPY\x01\x00"
-_HEADER = re.compile(
-    r"\{'descr': '([|<>=]?(?:b1|[iu][1248]|f[248]))', 'fortran_order': (False|True), "
-    r"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \}\s*"
-)
 # Errors of zipfile for archives that are damaged, encrypted, or packed in an unknown way.
 _BROKEN = (
     zipfile.BadZipFile,
@@ -66,8 +60,7 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
     """Return one array, or raise a ValueError that says what is wrong with it."""
     with archive.open(member) as file:
-        descr, is_fortran, shape = _read_header(file, member)
-        dtype = np.dtype(descr)
+        shape, is_fortran, dtype = _read_header(file, member)
         size = math.prod(shape) * dtype.itemsize
         if archive.getinfo(member).file_size - file.tell() != size:
             raise ValueError(f"{member} is shorter or longer than its header says")
@@ -77,14 +70,15 @@ def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read_header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ...]]:
-    """Return the type of the numbers, whether they lie in Fortran's order, and the shape."""
-    if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError(f"{member} is not an npy file of version 1")
-    (length,) = struct.unpack("<H", file.read(2))
-    header = _HEADER.fullmatch(file.read(length).decode("latin-1"))
-    if header is None:
+def _read_header(file: IO[bytes], member: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape, whether numbers lie in Fortran's order, and their type."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version")
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    # A stranger's bytes can raise any exception in the parser.
+    except Exception:
+        raise ValueError(f"{member} is not an npy file of version 1") from None
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(f"{member} does not hold plain numbers")
-    descr, fortran, shape = header.groups()
-    sizes = tuple(int(size) for size in shape.replace(",", " ").split())
-    return descr, fortran == "True", sizes
+    return shape, is_fortran, dtype

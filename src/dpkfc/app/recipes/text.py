@@ -106,6 +106,37 @@ def load_rows(
     return (remove_test_texts(texts) if unseen else texts).tensors(encode)
 
 
+def text_recipe(
+    name: str,
+    source: Source,
+    num_classes: int,
+    encode: Callable[[Sequence[str]], Tensor],
+    width: int,
+    *,
+    unseen: bool = False,
+    **more: Any,
+) -> Recipe:
+    """Return a recipe of labelled texts.
+
+    Args:
+        name: of the recipe.
+        source: of the texts.
+        num_classes: number of labels.
+        encode: maps texts to the inputs of the model `[N, width]`.
+        width: of one input.
+        unseen: leave out training texts that also occur in the test split.
+        more: of `Recipe`.
+    """
+    return Recipe(
+        name=name,
+        title=source.name,
+        load=partial(load_rows, source, num_classes, encode, unseen=unseen),
+        input_shape=(width,),
+        num_classes=num_classes,
+        **more,
+    )
+
+
 def remove_test_texts(texts: Texts) -> Texts:
     """Return the texts without training texts of the public test split.
 
@@ -137,13 +168,13 @@ def weighted_words(texts: Sequence[str], size: int) -> SparseRows:
 
 
 # Weighted words take 3.3 GB in half precision.
-IMDB_WORDS = Recipe(
-    name="imdb",
-    title=IMDB.name,
-    load=partial(load_rows, IMDB, 2, lambda lines: weighted_words(lines, WIDE)[:].half()),
+IMDB_WORDS = text_recipe(
+    "imdb",
+    IMDB,
+    2,
+    lambda lines: weighted_words(lines, WIDE)[:].half(),
+    WIDE,
     build=partial(LinearHead, WIDE, 2),
-    input_shape=(WIDE,),
-    num_classes=2,
     constants={
         "features": (
             f"{WIDE:,} signed hashes of words, key {KEY!r}, weighted by Zipf's law",
@@ -193,13 +224,14 @@ def whitened_recipe(
         features = layer_features(encoder)
         return torch.cat([features.whiten(part.float()) for part in means.split(4096)])
 
-    return Recipe(
-        name=name,
-        title=source.name,
-        load=partial(load_rows, source, num_classes, rows, unseen=unseen),
+    return text_recipe(
+        name,
+        source,
+        num_classes,
+        rows,
+        LAYERS_WIDTH,
+        unseen=unseen,
         build=partial(linear_from_zero, LAYERS_WIDTH, num_classes, bias=False),
-        input_shape=(LAYERS_WIDTH,),
-        num_classes=num_classes,
         constants={
             "features": (
                 f"means of all layers of all-MiniLM-L6-v2, {length} tokens",
