@@ -21,10 +21,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_500,
-    "app": 119_500,
-    "papers": 98_000,
-    "benchmarks": 51_500,
+    "core": 311_500,
+    "app": 119_000,
+    "papers": 97_000,
+    "benchmarks": 50_000,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
