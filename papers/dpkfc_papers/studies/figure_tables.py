@@ -130,7 +130,7 @@ def condition_table() -> str:
 
 
 def _mean_condition(checkpoint: Any, source: str, side: str, form: str) -> str:
-    """Return the geometric mean of condition numbers over layers; a dash where none is known."""
+    """Return the geometric mean of condition numbers over layers, or a dash."""
     known = []
     for layer in checkpoint["layers"].values():
         held = layer["realised"].get(source, {}).get(side, {}).get("held")
