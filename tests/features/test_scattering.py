@@ -100,6 +100,21 @@ def test_features_are_the_sums_written_out(shape, scales, angles, order):
         assert torch.allclose(found, expected, atol=1e-6)
 
 
+def test_sums_stay_in_float32_beside_an_encoder_in_bfloat16():
+    transform = Scattering((1, 28, 28)).build()
+    x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        features = transform(x)
+    assert features.dtype == torch.float32
+    assert torch.allclose(features.double(), transform(x.double()), atol=1e-6)
+
+
+def test_a_black_image_has_a_gradient():
+    x = torch.zeros(1, 1, 8, 8, requires_grad=True)
+    Scattering((1, 8, 8)).build()(x).sum().backward()
+    assert x.grad.isfinite().all() and x.grad.any()
+
+
 def test_features_are_differentiable_and_have_no_parameters():
     transform = Scattering((1, 8, 8)).build()
     assert not list(transform.parameters())
