@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
 from dpkfc.app import processes
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.examples import ExampleSet
 from dpkfc.app.metrics import Metrics
-from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.files import Share, encode_table
 from dpkfc.app.owndata.records import split_records
 from dpkfc.app.owndata.schema import read_schema
 from dpkfc.app.owndata.targets import Number
@@ -168,6 +169,18 @@ def test_processes_train_a_table_by_parts_like_one_process(tmp_path, monkeypatch
     refused = _run(tmp_path, "--data", "one.csv", *settings, "--out", "few")
     assert [one["code"] for one in refused] == [2, 2]
     assert "has no row for process 1; start fewer processes" in refused[1]["err"]
+
+
+def test_a_process_whose_files_are_empty_is_told_so(tmp_path):
+    (tmp_path / "t.toml").write_text(TABLE, "utf-8")
+    table = pa.table({"age": [30, 60], "ill": ["0", "1"]})
+    (tmp_path / "parts").mkdir()
+    for name, rows in {"a": table, "b": table[:0]}.items():
+        parquet.write_table(rows, tmp_path / "parts" / f"{name}.parquet")
+    schema = read_schema(tmp_path / "t.toml")
+    assert encode_table(tmp_path / "parts", schema, share=Share(0, 2)).share == ["a.parquet"]
+    with pytest.raises(DatasetError, match="no row for this process, .* 'b.parquet'; remove empty"):
+        encode_table(tmp_path / "parts", schema, share=Share(1, 2))
 
 
 class Gathering:

@@ -61,11 +61,9 @@ def encode_table(
             disk has no room.
     """
     if path.is_dir():
-        read, names = _choose_files(path, share)
-        if names:
-            records = _encode_parts(path, read, schema, with_target, folder)
-            return replace(records, share=names)
-        return _encode_parts(path, read, schema, with_target, folder, share)
+        read, files = _choose_files(path, share)
+        blocks = None if files else share
+        return _encode_parts(path, read, schema, with_target, folder, blocks, files)
     with open_file(path) as file:
         digest = hash_file(file)
         read = partial(read_parts, file=file)
@@ -99,6 +97,7 @@ def _encode_parts(
     with_target: bool,
     folder: Path | None,
     share: Share | None = None,
+    files: Sequence[str] = (),
 ) -> Records:
     targets = [name for name in (schema.target, schema.unit) if name]
     names = [*schema.features, *targets]
@@ -135,6 +134,11 @@ def _encode_parts(
     total = len(rows)
     if not total and share is not None:
         raise DatasetError(f"{path}: has no row for process {share.rank}; start fewer processes")
+    if not total and files:
+        raise DatasetError(
+            f"{path}: no row for this process, whose part begins with {files[0]!r:.60};"
+            " remove empty files, or start fewer processes"
+        )
     if not total:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
     for name, seen in kinds.items():
@@ -159,7 +163,7 @@ def _encode_parts(
         units=unit_names(people, contents, schema) if people else (),
         figures=figures,
         file=rows,
-        share=[f"{path.name}, part {share.rank} of {share.world}"] if share else (),
+        share=[f"{path.name}, part {share.rank} of {share.world}"] if share else files,
     )
 
 
