@@ -456,5 +456,5 @@ def test_other_divisions_are_refused_by_name(name, folder, results):
 def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(folder, results):
     waiting, failed = (of["alone"] for of in results)
     assert failed == "KeyError: 'boom'"
-    assert waiting.startswith("RankLost: another process of the group died or did not answer")
+    assert waiting.startswith("RankLost: another process died or did not answer")
     assert not verify(folder / "alone.jsonl").releases

@@ -331,8 +331,9 @@ def _exchange(operation: Callable[..., object], *args: Any, **kwargs: Any) -> No
 
 
 def _rank_lost(error: Exception) -> RankLost:
-    reason = first_line(error).split(". This is typically")[0][:300]
+    # Before it stand the address and the line of the backend's source.
+    reason = first_line(error).split(". This is typically")[0].rsplit(": ", 1)[-1][:40]
     return RankLost(
-        "another process of the group died or did not answer in time; start all processes again"
-        f" and restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
+        f"another process died or did not answer ({reason}); start all again and restore"
+        " the checkpoint (docs/how-to-distributed.md)"
     )
