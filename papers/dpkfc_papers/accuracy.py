@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.app.html.answer import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.arms import Arm, Range, arm_of
 from dpkfc.app.tuning.pool import Fits, Source
@@ -18,6 +16,7 @@ from dpkfc.app.tuning.study_progress import Task
 from dpkfc.app.tuning.trials import SEED, Trials
 from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc_papers.store import Store, best_trials, winners_tests
+from dpkfc_papers.studies.harness import interval, markdown
 
 OTHER = {
     "mnist-cnn": "fashion-mnist-cnn",
@@ -325,7 +324,7 @@ def table(
     epsilons = sorted({row["target_epsilon"] for row in tests})
     tested = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
     head = ["method", "trials", "best validation %", *tested, "tuned settings"]
-    lines = [table_line(head), "|" + "---|" * len(head)]
+    lines = []
     validated = [row for row in rows if row["measured_on"] == "validation"]
     for arm in arms(recipe):
         trials = [row for row in validated if row["tag"]["arm"] == arm.name]
@@ -347,8 +346,8 @@ def table(
             *(_score_cell(scores[epsilon]) for epsilon in epsilons),
             settings_text(chosen),
         ]
-        lines.append(table_line(cells))
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def _scores(tests: Iterable[Mapping[str, Any]], epsilon: float) -> Sequence[float]:
@@ -357,18 +356,4 @@ def _scores(tests: Iterable[Mapping[str, Any]], epsilon: float) -> Sequence[floa
 
 def _score_cell(scores: Sequence[float]) -> str:
     """Return the mean with its 95 % interval in percent, and the number of tests."""
-    return f"{mean_and_interval(scores)} ({len(scores)})" if scores else "–"
-
-
-def mean_and_interval(values: Sequence[float]) -> str:
-    """Return a mean with its 95 % interval (Student's t); a dash for no value."""
-    if not values:
-        return "–"
-    half = interval(values)
-    more = "" if half is None else f" ± {half:.2f}"
-    return f"{statistics.mean(values):.2f}{more}"
-
-
-def table_line(cells: Iterable[str]) -> str:
-    """Return a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+    return f"{interval(scores)} ({len(scores)})" if scores else "–"

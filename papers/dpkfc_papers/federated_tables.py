@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.html.answer import interval
 from dpkfc.app.picture_style import COLOURS, INK, save
 from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FederatedConfig
 from dpkfc.federated.privacy_models import PerUpload
-from dpkfc_papers.accuracy import mean_and_interval, table_line
 from dpkfc_papers.draw import add_legend, dress, grid, sheet
 from dpkfc_papers.federated_features import TASKS
 from dpkfc_papers.federated_runs import DELTA, IID, Record
 from dpkfc_papers.federated_study import METHODS, Study
 from dpkfc_papers.store import Store
+from dpkfc_papers.studies.harness import half_interval, interval, markdown
 
 # Gain of DP-FedSOFIM over DP-FedGD in points (least, most), from the paper's text, which has no
 # single figures.
@@ -67,11 +66,6 @@ def _values(
     return accuracies
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    alignment = ["---", *["--:"] * (len(head) - 1)]
-    return "\n".join(map(table_line, [head, alignment, *rows]))
-
-
 def accuracies(study: Study, store: Store, task: str) -> str:
     """Return a table of methods: validation accuracy, test accuracies, settings."""
     head = ["method", "validation %"]
@@ -92,14 +86,14 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
         formula = settings_text(_formula_settings(settings))
-        rows.append([method.label, best, *map(mean_and_interval, columns), formula])
+        rows.append([method.label, best, *map(interval, columns), formula])
     if not rows:
         return "*Not run yet.*"
     count = str(max(seeds, default=0))
     if len(seeds) > 1:
         count = f"{min(seeds)} to {max(seeds)}"
     return (
-        f"{_markdown(head, rows)}\n\nTest accuracy in percent, with 95 % intervals; seeds a"
+        f"{markdown(head, rows)}\n\nTest accuracy in percent, with 95 % intervals; seeds a"
         f" cell: {count}."
     )
 
@@ -141,7 +135,7 @@ def second_order(study: Study, store: Store, task: str) -> str:
             rows.append(row)
     if not rows:
         return "*Not run yet.*"
-    table = _markdown(["points", *(f"ε = {epsilon:g}" for epsilon in study.epsilons)], rows)
+    table = markdown(["points", *(f"ε = {epsilon:g}" for epsilon in study.epsilons)], rows)
     if "reproduced" in table or "better" in table:
         return f"{table}\n\n{ERROR} {RULE}"
     return f"{table}\n\n{ERROR}"
@@ -189,7 +183,7 @@ def noise(study: Study) -> str:
         epsilon_here = config.calibrate(epsilon, DELTA).views()["the released models alone"]
         head.append(f"{epsilon:g}")
         row.append(f"{epsilon_here:.2g}")
-    return _markdown(head, [row])
+    return markdown(head, [row])
 
 
 def tables(study: Study, store: Store) -> str:
@@ -267,5 +261,5 @@ def _read_curve(
         if values:
             epsilons.append(epsilon)
             means.append(statistics.mean(values))
-            halves.append(interval(values) or 0.0)
+            halves.append(half_interval(values) if len(values) > 1 else 0.0)
     return epsilons, means, halves

@@ -25,9 +25,9 @@ from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
 from dpkfc.app.tuning.study_progress import StudyProgress, Task
 from dpkfc.app.tuning.tune import expected_seconds, report_at_end
 from dpkfc.app.tuning.tuned import plain_text, settings_text
-from dpkfc_papers.accuracy import table_line
 from dpkfc_papers.public_examples import study_place
 from dpkfc_papers.store import Listed, Store, best_trials
+from dpkfc_papers.studies import harness
 
 # --------------------------------------------------------------------------------------------------
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
@@ -616,10 +616,10 @@ def _outcome(table: Table, cell: Cell, chosen: Settings, rows: Sequence[Content]
 def markdown(table: Table, found: Sequence[Outcome]) -> str:
     """Return a table for people: published, ours, σ and verdict of every cell."""
     unit = f" {table.unit}" if table.unit else ""
-    head = f"| method | setting | published{unit} | ours{unit} (seeds) | σ, ours | verdict |"
-    lines = [f"{head} settings |", "|" + "---|" * 7]
-    lines += map(_markdown_row, found)
+    head = ["method", "setting", f"published{unit}", f"ours{unit} (seeds)", "σ, ours"]
+    rows = [_markdown_row(one) for one in found]
     note = f" Note: {table.note}." if table.note else ""
+    lines = [harness.markdown([*head, "verdict", "settings"], rows, numbers=False)]
     lines += ["", f"Published: {table.accounting}.{note}"]
     accounting = sorted({one.accounting for one in found if one.accounting})
     if accounting:
@@ -635,8 +635,8 @@ def markdown(table: Table, found: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _markdown_row(one: Outcome) -> str:
-    """Return the line of one cell."""
+def _markdown_row(one: Outcome) -> list[str]:
+    """Return the cells of a line."""
     cell = one.cell
     ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
     sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
@@ -649,8 +649,7 @@ def _markdown_row(one: Outcome) -> str:
         settings = (
             "the recipe's, at a rate of our grid" if "lr" in cell.settings else "the recipe's"
         )
-    columns = [cell.row, cell.column, cell.published.text, ours, sigma, one.verdict, settings]
-    return table_line(columns)
+    return [cell.row, cell.column, cell.published.text, ours, sigma, one.verdict, settings]
 
 
 def _rule(found: Sequence[Outcome]) -> str:
