@@ -21,13 +21,6 @@ CASES = {
         "privacy": TrustedServer("clients"),
         "preconditioner": KFAC(sides="both", probe=FeatureNoise(5), probe_size=32, every=8),
     },
-    "seed": {
-        "privacy": TrustedServer("clients"),
-        "preconditioner": KFAC(
-            sides="both", probe=FeatureNoise(5), probe_size=32, every=8, decay=0.0
-        ),
-        "metric": "seed",
-    },
     "fedavg": {"privacy": PerUpload(), "local": LocalSteps(2, 0.1), "rule": FedAvg()},
 }
 

@@ -40,7 +40,7 @@ from dpkfc.federated.messages import (
     select_prefix,
 )
 from dpkfc.federated.party import stream_seed
-from dpkfc.federated.plan import SEED, FederatedPlan
+from dpkfc.federated.plan import FederatedPlan
 from dpkfc.gradients.evaluation_points import swap_parameters
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
@@ -222,7 +222,7 @@ class Client:
             )
 
     def _take_metric(self, message: Received, step: int) -> None:
-        """Take or build the preconditioner of a round, and compare its digest with the server's."""
+        """Take the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
         if self._config.preconditioner is None or wanted == "":
             return
@@ -230,8 +230,6 @@ class Client:
             state = select_prefix(message, "metric")
             if state:
                 self.local.take_metric(state)
-            elif self._config.metric == SEED:
-                self.local.build_metric(step)
             else:
                 raise Refusal(METRIC_MISSING)
         if self.local.digest != wanted:

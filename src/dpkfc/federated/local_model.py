@@ -113,12 +113,6 @@ class LocalModel(PartyModel):
         self.coordinates.current = preconditioner
         self.digest = preconditioner.digest
 
-    def build_metric(self, step: int) -> None:
-        """Build the preconditioner from synthetic probes and the parameters of the round."""
-        self.coordinates.refresh(step)
-        if self.coordinates.current is not None:
-            self.digest = self.coordinates.current.digest
-
     def advance_metric(self, step: int) -> None:
         """Set the number of the round, for a preconditioner that changes between refreshes.
 

@@ -277,7 +277,6 @@ class FederatedPlan(PlanBase):
         }
 
 
-FACTORS, SEED = METRICS = ("factors", "seed")
 _SURVIVING_FRACTION = 0.8
 # Keeps a product such as 0.8 · 10 from being rounded up to the next integer.
 _ROUNDING = 1e-9
@@ -318,9 +317,7 @@ class FederatedConfig:
         client_rate: q at which the server samples clients in every round.
         noise: "gaussian", or "rounded" to a grid, which secure aggregation always uses.
         preconditioner: for example `KFAC(probe=...)`. The server builds it from synthetic probes
-            and released weights.
-        metric: "factors" sends the preconditioner with its hash; "seed" lets clients rebuild it and
-            compares the hash.
+            and released weights, and sends it with its hash.
         readout, postprocess: as in `PrivacyConfig`; filters stand before the rule.
         max_physical_batch_size: most rows of a micro-batch on a client.
         test_mode_seed: makes noise and sampling repeatable; such a run is NOT PRIVATE.
@@ -343,7 +340,6 @@ class FederatedConfig:
     client_rate: float = 1.0
     noise: str = GAUSSIAN
     preconditioner: Any = None
-    metric: str = FACTORS
     readout: str = "whitened"
     postprocess: tuple[PostProcess, ...] = ()
     max_physical_batch_size: int | None = None
@@ -368,7 +364,6 @@ class FederatedConfig:
         check_positive("max_grad_norm", self.max_grad_norm)
         check_one_of("adjacency", self.adjacency, (ADD_OR_REMOVE_ONE, REPLACE_ONE))
         check_one_of("noise", self.noise, NOISES)
-        check_one_of("metric", self.metric, METRICS)
         if self.privacy.masked:
             object.__setattr__(self, "noise", ROUNDED)
         check_in_range("example_rate", self.example_rate, "(0, 1]")
@@ -440,11 +435,6 @@ class FederatedConfig:
         if preconditioner.required_clipping is not None:
             raise ValueError(
                 f"{name} does not run federated; use KFAC(...), or preconditioner=None"
-            )
-        if self.metric == SEED and preconditioner.uses_previous_state:
-            raise ValueError(
-                "metric='seed' gives clients no earlier refresh to start from; use"
-                " metric='factors', or KFAC(decay=0, drift=0)"
             )
         if bool(preconditioner.describe().get("uses_private_data")):
             raise ValueError(
@@ -568,9 +558,9 @@ class FederatedConfig:
 
     def describe(self) -> Description:
         """Return all that decides what is released, as plain values."""
-        preconditioner, metric = None, None
+        preconditioner = None
         if self.preconditioner is not None:
-            preconditioner, metric = dict(self.preconditioner.describe()), self.metric
+            preconditioner = dict(self.preconditioner.describe())
         return {
             "clients": self.clients,
             "rounds": self.rounds,
@@ -591,7 +581,6 @@ class FederatedConfig:
             "divisor": self.divisor,
             "noise": self.noise,
             "preconditioner": preconditioner,
-            "metric": metric,
             "readout": self.readout,
             "postprocess": [step.describe() for step in self.postprocess],
             "test_mode_seed": self.test_mode_seed,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.federated.messages import (
-    METRIC_DIFFERS,
-    METRIC_MISSING,
     Message,
     Received,
     add_prefix,
@@ -159,19 +157,12 @@ class OpenRound:
 class MetricDelivery:
     """The server's record of the preconditioners that its clients have.
 
-    A preconditioner is sent once to each client that needs it, and its digest in every round.
-
-    Args:
-        to_all: send the preconditioner to every client, not only to those that could not build it
-            from its seed.
+    A preconditioner is sent once to each client, and its digest in every round.
     """
 
-    def __init__(self, to_all: bool) -> None:
-        self._to_all = to_all
+    def __init__(self) -> None:
         # Digest of the preconditioner that each client has.
         self._digests: dict[int, str] = {}
-        # Clients that could not build the preconditioner from its seed.
-        self._cannot_build: set[int] = set()
         # The preconditioner that was hashed last, and its digest.
         self._last: tuple[PreconditionerState | None, str] = (None, "")
 
@@ -181,8 +172,7 @@ class MetricDelivery:
             return {}
         digest = self._digest(current)
         message: Message = {"metric_digest": digest, "metric_step": current.step}
-        is_wanted = self._to_all or client in self._cannot_build
-        if is_wanted and self._digests.get(client) != digest:
+        if self._digests.get(client) != digest:
             message |= add_prefix("metric", replace(current, running=()).state_dict())
         return message
 
@@ -190,11 +180,9 @@ class MetricDelivery:
         """Note that a client answered, so it has the current preconditioner."""
         self._digests[client] = self._digest(current)
 
-    def note_failure(self, client: int, reason: Any) -> None:
+    def note_failure(self, client: int) -> None:
         """Note that a client refused a round: it may have no preconditioner, or a different one."""
         self._digests.pop(client, None)
-        if reason in (METRIC_DIFFERS, METRIC_MISSING):
-            self._cannot_build.add(client)
 
     def forget(self) -> None:
         """Forget what clients have, after a resume."""

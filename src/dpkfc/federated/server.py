@@ -32,7 +32,7 @@ from dpkfc.curvature.base import PreconditionerState
 from dpkfc.federated.key_exchange import KeyExchange
 from dpkfc.federated.messages import Message, Received, add_prefix, find_problem, to_bytes
 from dpkfc.federated.party import PartyModel, stream_seed
-from dpkfc.federated.plan import FACTORS, FederatedPlan
+from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
 from dpkfc.federated.secure_aggregation import decode
 from dpkfc.federated.sums import accumulation_dtype, total_norm
@@ -90,7 +90,7 @@ class Server(PartyModel):
             PostprocessPipeline(plan.config.filters, plan.config.readout),
         )
         self._state: Tensors = {}
-        self._delivery = MetricDelivery(plan.config.metric == FACTORS)
+        self._delivery = MetricDelivery()
         self._exchange: KeyExchange | None = None
         self._open: OpenRound | None = None
         # Public channel key of each client, under secure aggregation.
@@ -196,7 +196,7 @@ class Server(PartyModel):
         if message["kind"] == "error":
             stage.failed.add(client)
             self._reject(message["reason"], stage)
-            self._delivery.note_failure(client, message["reason"])
+            self._delivery.note_failure(client)
             return True
         stage.store(message)
         if message["kind"] == "sum":
