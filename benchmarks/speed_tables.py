@@ -88,21 +88,19 @@ def table(results: Mapping[str, Any], expected: Mapping[str, tuple[str, int]] | 
         results: of speed.py.
         expected: models of which a row is printed in any case: name to title and batch.
     """
-    blank = {
-        name: {"title": title, "batch_size": size, "contenders": {}}
-        for name, (title, size) in (expected or {}).items()
-    }
-    parts = _tables({**blank, **results["models"]})
+    entries = {}
+    for name, (title, size) in (expected or {}).items():
+        entries[name] = {"title": title, "batch_size": size, "contenders": {}}
+    parts = _tables(entries | results["models"])
     if results.get("kept"):
-        parts += [
+        parts.append(
             "**With freed memory kept by the process** (`dpkfc.keep_freed_memory`), for all"
             " contenders alike"
-        ]
+        )
         parts += _tables(results["kept"])
     if results.get("card"):
-        cards = sorted(
-            {entry["hardware"].get("card", "a card") for entry in results["card"].values()}
-        )
+        found = results["card"].values()
+        cards = sorted({entry["hardware"].get("card", "a card") for entry in found})
         parts += [f"**On {' and '.join(cards)}**", *_tables(results["card"], card=True)]
     return "\n\n".join(parts)
 
@@ -112,69 +110,51 @@ def _tables(entries: Mapping[str, Entry], card: bool = False) -> list[str]:
     if not entries:
         return []
     head = ["model (batch)", *TITLES.values()]
-    times = [
-        [_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES), _rounds(e)]
-        for e in entries.values()
-    ]
-    parts = [
-        "Milliseconds a step (median)",
-        markdown([*head, "rounds"], times),
-    ]
-    with_goal, without = (
-        [pair for pair, goals in TIMES.items() if bool(goals) is some] for some in (True, False)
-    )
+    times, space = [], []
+    for entry in entries.values():
+        label = f"{entry['title']} ({entry['batch_size']})"
+        taken, memory = entry["contenders"], entry.get("memory", {})
+        milliseconds = [_milliseconds(taken.get(name, {})) for name in TITLES]
+        times.append([label, *milliseconds, _rounds(entry)])
+        space.append([label, *(mebibytes(memory.get(name, {})) for name in TITLES)])
+    parts = ["Milliseconds a step (median)", markdown([*head, "rounds"], times)]
     parts += _ratios(
         entries,
-        with_goal,
+        [pair for pair, goals in TIMES.items() if goals],
         card,
         "Ratios of time: median over rounds of the ratio within one [quartiles] (goal)",
     )
+    without = [pair for pair, goals in TIMES.items() if not goals]
     parts += _ratios(entries, without, card, "Ratios of time without a goal")
     parts += _amortised(entries)
     parts += _refreshes(entries, card)
     if any(entry.get("memory") for entry in entries.values()):
-        space = [
-            [_label(e), *(mebibytes(e.get("memory", {}).get(name, {})) for name in TITLES)]
-            for e in entries.values()
-        ]
         parts += [
             "Peak memory above the start, MiB: of steps; of the first step and refreshes too,"
-            " where that is more"
+            " where that is more",
+            markdown(head, space),
         ]
-        parts += [markdown(head, space)]
         parts += _memory_ratios(entries, card)
     return parts
-
-
-def _label(entry: Entry) -> str:
-    return f"{entry['title']} ({entry['batch_size']})"
 
 
 def _ratios(
     entries: Mapping[str, Entry], pairs: Sequence[tuple[str, str]], card: bool, heading: str
 ) -> list[str]:
     pairs = [pair for pair in pairs if any(find_ratio(entry, *pair) for entry in entries.values())]
-    rows = [
-        [
-            entry["title"],
-            *(
-                _ratio(find_ratio(entry, *pair), TIMES[pair].get(kind(name, card)))
-                for pair in pairs
-            ),
-        ]
-        for name, entry in entries.items()
-    ]
-    # a goal is owed an answer
-    rows = [row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}]
-    return (
-        [heading, markdown(["model", *(name_ratio(*pair) for pair in pairs)], rows)]
-        if pairs
-        else []
-    )
-
-
-def _ratio(found: Mapping[str, Any] | None, goal: float | None) -> str:
-    return "–" if found is None else judged(found["ratio"], goal, found.get("quartiles"))
+    if not pairs:
+        return []
+    has_goal = any(TIMES[pair] for pair in pairs)
+    rows = []
+    for name, entry in entries.items():
+        cells = []
+        for pair in pairs:
+            found, goal = find_ratio(entry, *pair), TIMES[pair].get(kind(name, card))
+            cells.append(judged(found["ratio"], goal, found.get("quartiles")) if found else "–")
+        # A goal is owed an answer.
+        if has_goal or set(cells) != {"–"}:
+            rows.append([entry["title"], *cells])
+    return [heading, markdown(["model", *(name_ratio(*pair) for pair in pairs)], rows)]
 
 
 def _amortised(entries: Mapping[str, Entry]) -> list[str]:
@@ -183,8 +163,9 @@ def _amortised(entries: Mapping[str, Entry]) -> list[str]:
     pairs = [(top, bottom) for bottom in bottoms for top in OURS]
     rows = []
     for entry in entries.values():
-        found = [_describe_refreshes(entry, *pair) for pair in pairs]
-        rows += [[entry["title"], *found]] if any(cell != "–" for cell in found) else []
+        cells = [_describe_refreshes(entry, *pair) for pair in pairs]
+        if set(cells) != {"–"}:
+            rows.append([entry["title"], *cells])
     head = ["model", *(name_ratio(*pair) for pair in pairs)]
     return [f"The same with a refresh in {EVERY} steps", markdown(head, rows)] if rows else []
 
@@ -230,39 +211,28 @@ def _describe_place(taken: Mapping[str, Any]) -> str:
 
 
 def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
-    pairs = [(top, bottom) for bottom in ("plain", "opacus_hooks") for top in ("dp_sgd", *OURS)]
-    rows = []
+    private = ("dp_sgd", *OURS)
+    rows, whole = [], []
     for name, entry in entries.items():
-        goals = {"plain": MEMORY.get(kind(name, card))}
-        rows.append(
-            [
-                entry["title"],
-                *(
-                    _memory_ratio(entry.get("memory", {}), *pair, goals.get(pair[1]))
-                    for pair in pairs
-                ),
-            ]
-        )
-    parts = ["Ratios of memory: of steps; of the highest peaks, where that is another (goal)"]
-    parts += [markdown(["model", *(name_ratio(*pair) for pair in pairs)], rows)]
-    whole = [
-        [
-            entry["title"],
-            *(
-                _whole_ratio(entry.get("memory", {}), name, MEMORY["encoder"])
-                for name in ("dp_sgd", *OURS)
-            ),
-        ]
-        for model, entry in entries.items()
-        if model.endswith("-lora")
+        memory, goal = entry.get("memory", {}), MEMORY.get(kind(name, card))
+        cells = [_memory_ratio(memory, top, "plain", goal) for top in private]
+        cells += [_memory_ratio(memory, top, "opacus_hooks", None) for top in private]
+        rows.append([entry["title"], *cells])
+        if name.endswith("-lora"):
+            ratios = [_whole_ratio(memory, top, MEMORY["encoder"]) for top in private]
+            whole.append([entry["title"], *ratios])
+    over_plain = [name_ratio(top, "plain") for top in private]
+    over_hooks = [name_ratio(top, "opacus_hooks") for top in private]
+    parts = [
+        "Ratios of memory: of steps; of the highest peaks, where that is another (goal)",
+        markdown(["model", *over_plain, *over_hooks], rows),
     ]
-    head = ["model", *(name_ratio(name, "plain") for name in ("dp_sgd", *OURS))]
     if whole:
         parts += [
             "Adapters: the whole process at its highest, with the weights that are not trained"
-            " (goal)"
+            " (goal)",
+            markdown(["model", *over_plain], whole),
         ]
-        parts += [markdown(head, whole)]
     return parts
 
 
@@ -270,11 +240,10 @@ def _memory_ratio(memory: Mapping[str, Any], top: str, bottom: str, goal: float 
     if not all("extra_mib" in memory.get(name, {}) for name in (top, bottom)):
         return "–"
     own, base = memory[top], memory[bottom]
-    steps, all_in = (
-        x / max(y, 0.1)
-        for x, y in ((own["extra_mib"], base["extra_mib"]), (highest(own), highest(base)))
-    )
-    return f"{steps:.2f}; " * (f"{steps:.2f}" != f"{all_in:.2f}") + judged(all_in, goal)
+    steps = f"{own['extra_mib'] / max(base['extra_mib'], 0.1):.2f}"
+    highest_peaks = highest(own) / max(highest(base), 0.1)
+    text = judged(highest_peaks, goal)
+    return text if steps == f"{highest_peaks:.2f}" else f"{steps}; {text}"
 
 
 def _whole_ratio(memory: Mapping[str, Any], name: str, goal: float) -> str:
@@ -295,10 +264,11 @@ def _milliseconds(entry: Mapping[str, Any]) -> str:
 
 def _rounds(entry: Entry) -> str:
     """How many steps stand behind a median."""
-    steps = sorted(
-        {timing["steps"] for timing in entry["contenders"].values() if "steps" in timing}
-    )
-    return " to ".join(str(n) for n in dict.fromkeys((steps[0], steps[-1]))) if steps else "–"
+    steps = [timing["steps"] for timing in entry["contenders"].values() if "steps" in timing]
+    if not steps:
+        return "–"
+    least, most = min(steps), max(steps)
+    return f"{least} to {most}" if least < most else f"{least}"
 
 
 def mebibytes(entry: Mapping[str, Any]) -> str:
