@@ -53,6 +53,24 @@ def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     assert_close(total, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_parameter_made_of_the_outputs_of_a_batch_mixes_no_examples():
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), randn(N, 3)
+
+    def loss(model, batch):
+        out = model(batch[0])
+        return (out * nn.Parameter(out.detach().mean(0))).sum(1)
+
+    found, _ = sum_examples(model, (x,), 0.8, loss)
+    expected = torch.zeros(8).double()
+    for i in range(N):
+        gradients = torch.autograd.grad(loss(model, (x[i : i + 1],)), list(model.parameters()))
+        row = torch.cat([g.flatten() for g in gradients])
+        expected += row * (0.8 / row.norm()).clamp(max=1)
+    total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
+    assert_close(total, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("operation", [None, ALONE])
 def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(operation):
     model, x = nn.Linear(3, 2).double(), randn(N, 3)

@@ -2,11 +2,14 @@
 
 import copy
 import gc
+import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc.tracking import batch_rules as rule_table
@@ -449,6 +452,82 @@ def test_numbers_of_another_generator_belong_to_no_example(draw):
     assert isinstance(tracker.state(y), Unknown)
 
 
+def _load(x):
+    content = io.BytesIO()
+    torch.save(x, content)
+    content.seek(0)
+    return torch.load(content)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_followed"),
+    [
+        (nn.Parameter, True),
+        (lambda x: nn.Parameter(x, requires_grad=False), True),
+        (lambda x: nn.ParameterList([x])[0], True),
+        (lambda x: torch.Tensor._make_subclass(torch.Tensor, x), True),
+        (lambda x: x.as_subclass(torch.Tensor), True),
+        (lambda x: x.data, True),
+        (torch.from_dlpack, True),
+        (lambda x: torch.from_dlpack(x[1:]), False),
+        (lambda x: nn.Parameter(x.t()).data.t(), True),
+        (lambda x: torch.from_numpy(x.numpy()), False),
+        (lambda x: torch.from_numpy(x.numpy()[1:]), False),
+        (lambda x: torch.frombuffer(memoryview(x.numpy()[1:]), dtype=x.dtype), False),
+        (lambda x: x.new_empty(0).set_(x.untyped_storage(), 1, (N - 1, T), (T, 1)), False),
+        (_load, False),
+    ],
+)
+def test_a_tensor_that_no_operation_made_has_the_state_of_its_memory(make, is_followed):
+    tracker, x = follow_rows(N, T)
+    with follow(tracker):
+        rows = x * 2
+        alias, alias_of_mean = make(rows), make(rows.mean(0, keepdim=True).expand(N, T) + 0)
+        del rows
+        both = alias * 2, alias_of_mean * 2
+    states = [tracker.state(y) for y in (alias, both[0])]
+    if is_followed:
+        assert states == [BatchAxis(0)] * 2
+    else:
+        assert all(isinstance(state, Unknown) for state in states)
+    assert all(isinstance(tracker.state(y), Unknown) for y in (alias_of_mean, both[1]))
+
+
+def test_memory_that_examples_have_left_is_public():
+    tracker, x = follow_rows(N, T)
+    public = torch.from_numpy(np.ones(T, dtype=np.float32))
+    with follow(tracker):
+        kept = nn.Parameter((x * 2).mean(0))
+        address = kept.data_ptr()
+        assert address in tracker._memories
+        del kept
+        z = x * public
+    assert address not in tracker._memories
+    assert tracker.state(z) == BatchAxis(0) and tracker.state(public) is None
+
+
+def test_tensors_that_wrap_others_are_followed():
+    tracker, x = follow_rows(N, T)
+    with follow(tracker):
+        y = torch.func.vmap(torch.func.grad(lambda row: row.detach().data.sin() @ row))(x)
+    torch.testing.assert_close(y, x.sin())
+
+
+def test_memory_of_an_earlier_batch_is_unknown_in_the_next():
+    tracker, x = follow_rows(N, T)
+    tracker.declare_earlier_batches()
+    with follow(tracker):
+        left = nn.Parameter(x.mean(0))
+        rows = nn.Parameter(x * 2)
+    after = Tracker(N)
+    after.declare_earlier_batches()
+    for y in (left, rows):
+        assert isinstance(after.state(y), Unknown)
+    later = Tracker(N)
+    later.declare_earlier_batches()
+    assert isinstance(later.state(left), Unknown)
+
+
 def test_a_freed_tensor_leaves_no_state_behind():
     tracker = Tracker(N)
     tracker.set_state(torch.rand(N), BatchAxis(0))
@@ -457,6 +536,7 @@ def test_a_freed_tensor_leaves_no_state_behind():
     assert not tracker._states
     assert not tracker._references
     assert not tracker._aliases
+    assert not tracker._memories
 
 
 SOURCE = """

@@ -58,7 +58,7 @@ _HAVE_OTHER_SHAPES = re.compile("to_sparse|_pack_padded|_pad_packed")
 _MEETS_RUNNING_STATISTICS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
 
 
-class _Reference(weakref.ref[Tensor]):
+class _Reference(weakref.ref[Any]):
     __slots__ = ("key",)
     key: int
 
@@ -118,6 +118,8 @@ class Tracker:
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
         self._aliases: dict[int, int] = {}
+        # Memory of the examples: the storage, the layout of a tensor in it, and its state.
+        self._memories: dict[int, tuple[_Reference, Any, State]] = {}
         self._has_equal_places = partial(are_places_equal, size=size)
         self.pauses = 0
         self.open_calls = 0
@@ -157,7 +159,47 @@ class Tracker:
         # A view that was noted as public may show what was written into its base since.
         if base is not None and id(base) in self._states:
             return self._state_of_view(x)
-        return None if known is PUBLIC else _state_of_unseen(x)
+        if known is PUBLIC:
+            return None
+        return _state_of_unseen(x) or self._state_of_memory(x)
+
+    def _state_of_memory(self, x: Tensor) -> State | None:
+        """Return the state of an unseen tensor by the examples that may lie in its memory."""
+        storage = _storage(x)
+        address = _address(storage)
+        if not address:
+            return None
+        known = self._memories.get(address)
+        if known is None and not storage.resizable():
+            # An array may begin inside of a tensor.
+            for other in list(self._memories.values()):
+                whole = other[0]()
+                if whole is not None and 0 <= address - other[0].key < whole.nbytes():
+                    known = other
+        if known is None:
+            return None
+        _, layout, state = known
+        if isinstance(state, Unknown) or layout == _layout(x):
+            return state
+        return Unknown("memory", "a tensor shows the examples in a form that no operation made")
+
+    def _note_memory(self, storage: Any, layout: Any, state: State) -> None:
+        """Note the examples in some memory, for tensors made of it where no operation is seen."""
+        address = _address(storage)
+        if not address:
+            return
+        known = self._memories.get(address)
+        if known is None:
+            reference = _Reference(storage, self._forget_memory)
+            reference.key = address
+        elif isinstance(known[2], Unknown):
+            return
+        else:
+            reference = known[0]
+        self._memories[address] = reference, layout, state
+
+    def _forget_memory(self, reference: Any) -> None:
+        self._memories.pop(reference.key, None)
 
     def _state_of_view(self, x: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
@@ -169,8 +211,8 @@ class Tracker:
         return _same_memory(state, base, x, self.size) or lost
 
     def is_declared(self, x: Tensor) -> bool:
-        """Return whether a tensor is a parameter, or was seen before."""
-        return id(x) in self._states
+        """Return whether a tensor is a parameter, or it or its memory was seen before."""
+        return id(x) in self._states or self._state_of_memory(x) is not None
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None without one."""
@@ -187,6 +229,8 @@ class Tracker:
         if self._interiors:
             self._interiors[-1].append(key)
         self._remember(x)
+        if isinstance(state, PRIVATE):
+            self._note_memory(_storage(x), _layout(x), state)
 
     def _remember(self, x: Tensor) -> None:
         """Forget what is noted of a tensor as soon as it is freed."""
@@ -239,6 +283,10 @@ class Tracker:
                 continue
             if _memory(x) not in self._persistent:
                 self.set_state(x, OF_EARLIER_BATCH)
+        for held, _, _ in earlier._memories.copy().values():
+            storage = held()
+            if storage is not None and storage._cdata not in self._persistent:
+                self._note_memory(storage, None, OF_EARLIER_BATCH)
 
     def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Declare the trainable parameters."""
@@ -334,7 +382,9 @@ class Tracker:
             return
         if function is torch.ops.aten.detach.default:
             self.note_alias(output)
-        if function is torch.ops.aten.lift_fresh.default and not self.open_calls:
+        is_made = function is torch.ops.aten.lift_fresh.default and not self.open_calls
+        # Unpickling puts a tensor on bytes that it has read.
+        if is_made or (self.has_shown and rule_name(function) == "set"):
             why = "a tensor was made of values where no function of torch was called"
             self.set_state(output, Unknown(str(function), why))
             return
@@ -574,11 +624,33 @@ def _has_other_shape(function: Any) -> bool:
     return is_dynamic or _HAVE_OTHER_SHAPES.search(rule_name(function)) is not None
 
 
+def _storage(x: Tensor) -> Any:
+    """Return the storage of a tensor, None for a sparse tensor or one that wraps others."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return x.untyped_storage()
+    except RuntimeError:
+        return None
+
+
 def _memory(x: Tensor) -> int:
     """Return a number that is the same for all tensors that share their memory."""
-    if x.layout is torch.strided:
-        return int(x.untyped_storage()._cdata)
-    return id(x)
+    storage = _storage(x)
+    return id(x) if storage is None else int(storage._cdata)
+
+
+def _address(storage: Any) -> int:
+    """Return where the values of a storage lie, 0 without values."""
+    if storage is None:
+        return 0
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:
+        return 0
+
+
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    return x.dtype, x.storage_offset(), x.shape, x.stride()
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
