@@ -2,6 +2,7 @@
 what else it does to them.
 """
 
+import copy
 import gc
 import weakref
 from contextlib import suppress
@@ -61,6 +62,10 @@ def broadcast(out, y):
     return (out[:, :1] - y).square().mean()
 
 
+def centre_by_a_parameter(out, y):
+    return F.cross_entropy(out - nn.Parameter(out.detach().mean(0)), y)
+
+
 def hook_output(out, y):
     out.register_hook(lambda g: g - g.mean(0))
     return F.cross_entropy(out, y)
@@ -116,6 +121,7 @@ def centre_by_a_number(out, y):
         (cox, "not a sum over examples: aten.logcumsumexp"),
         (dice, "not a sum over examples: aten.div"),
         (centred, "not a sum over examples: aten.mean.dim"),
+        (centre_by_a_parameter, "not a sum over examples: aten.mean.dim"),
         (broadcast, "not a sum over examples: aten.sub"),
         (hook_output, r"stands Tensor.register_hook"),
         (write_output, "stands aten.sub_.*memory that .data"),
@@ -315,8 +321,28 @@ def test_ignored_labels_count_in_the_divisor():
     torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
 
 
+def test_a_parameter_made_of_outputs_belongs_to_their_examples():
+    """A tensor that shares memory with the examples is theirs: here each row has a target."""
+    _, model, optimizer, batches = private(max_grad_norm=0.1, data_loader=loader(batch_size=20))
+    before = weights(model)
+    reference = mlp()
+    reference.load_state_dict(model.state_dict())
+    x, y = next(iter(batches))
+    (model(x) * nn.Parameter(model(x).detach())).sum(1).mean().backward()
+    optimizer.step()
+    moved = torch.zeros_like(before)
+    for row in x:
+        out = reference(row[None])
+        loss = (out * out.detach()).sum()
+        found = torch.autograd.grad(loss, list(reference.parameters()))
+        gradient = torch.cat([g.flatten() for g in found])
+        moved += gradient * (0.1 / gradient.norm()).clamp(max=1) / 20
+    torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [torch.clone, nn.Parameter])
 @pytest.mark.parametrize("where", ["input", "loss"])
-def test_what_an_earlier_batch_has_left_is_no_public_number(where):
+def test_what_an_earlier_batch_has_left_is_no_public_number(where, make):
     """One example of an earlier batch would move the gradients of a whole later one."""
     _, model, optimizer, batches = private()
     left = []
@@ -328,7 +354,7 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where):
                 loss = F.cross_entropy(model(x + mean), y)
             else:
                 loss = F.cross_entropy(model(x), y) * (1 + mean)
-            left.append(loss.detach())
+            left.append(make(loss.detach()))
             loss.backward()
             optimizer.step()
             steps += 1
@@ -351,6 +377,98 @@ def test_a_gradient_of_backward_multiplies_the_loss(size):
         releases.append(weights(model))
     torch.testing.assert_close(*releases)
     assert not torch.equal(releases[0], weights(mlp()))
+
+
+def perturb_once(model, x, y, reduction):
+    """Return inputs of FGSM: a step along the gradient at the inputs."""
+    z = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(model(z), y, reduction=reduction), z)
+    return (z + g).detach()
+
+
+def perturb_often(model, x, y, reduction):
+    """Return inputs of PGD: a perturbation that begins as zeros, and is projected."""
+    d = torch.zeros_like(x, requires_grad=True)
+    for _ in range(3):
+        loss = F.cross_entropy(model(x + d), y, reduction=reduction)
+        g = torch.autograd.grad(loss, [d])[0]
+        d = (d + g).clamp(-0.1, 0.1).detach().requires_grad_()
+    return x + d.detach()
+
+
+@pytest.mark.parametrize("perturb", [perturb_once, perturb_often])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_adversarial_examples_are_those_of_each_example(perturb, reduction, alone):
+    """Also of a mean, whose gradients at the inputs are N times smaller in plain torch."""
+    own = OneByOne() if alone else mlp()
+    reference = copy.deepcopy(own)
+    _, model, optimizer, batches = private(
+        own, data_loader=loader(batch_size=20), max_grad_norm=0.1
+    )
+    before = weights(model)
+    x, y = next(iter(batches))
+    F.cross_entropy(model(perturb(model, x, y, reduction)), y).backward()
+    optimizer.step()
+    rows = [perturb(reference, x[i : i + 1], y[i : i + 1], reduction) for i in range(len(x))]
+    moved = clipped_sum(reference, (torch.cat(rows), y), 0.1) / 20
+    torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
+
+
+def penalise_gradients(model, x, y):
+    z = x.clone().requires_grad_()
+    losses = F.cross_entropy(model(z), y, reduction="none")
+    (g,) = torch.autograd.grad(losses.sum(), z, create_graph=True)
+    return (losses + g.square().sum(1)).mean()
+
+
+def divide_gradients(model, x, y):
+    """The size of the batch decides what it adds."""
+    z = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(model(z), y, reduction="sum") / len(x), z)
+    return F.cross_entropy(model(z + g), y)
+
+
+def mix_gradients(model, x, y):
+    z = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(Mixing.apply(model(z)), y), z)
+    return F.cross_entropy(model(z + g), y)
+
+
+def share_a_perturbation(model, x, y):
+    d = torch.zeros(1, 6, dtype=x.dtype, requires_grad=True)
+    (g,) = torch.autograd.grad(F.cross_entropy(model(x + d), y), d)
+    return F.cross_entropy(model(x + g), y)
+
+
+def penalise_jacobians(model, x, y):
+    rows = torch.func.vmap(torch.func.jacrev(lambda row: model(row[None])[0]))(x)
+    return F.cross_entropy(model(x), y) + rows.square().sum((1, 2)).mean()
+
+
+def penalise_each(model, x, y):
+    penalty = sum(p.square().sum() for p in model.parameters())
+    return (F.cross_entropy(model(x), y, reduction="none") + penalty).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (penalise_jacobians, "inside of torch.func.*; train with dpkfc.Session"),
+        (penalise_gradients, "create_graph=True.*; train with dpkfc.Session"),
+        (divide_gradients, "hides its examples|not a sum over examples"),
+        (mix_gradients, "hides its examples|not a sum over examples"),
+        (share_a_perturbation, "hides its examples|not a sum over examples"),
+        (penalise_each, "uses '.*' beside the outputs of the model: .*use weight_decay"),
+    ],
+)
+def test_gradients_that_belong_to_no_example_are_refused(loss, match):
+    engine, model, _, batches = private(data_loader=loader(batch_size=20), verify=False)
+    x, y = next(iter(batches))
+    with pytest.raises(ValueError, match=match) as caught:
+        loss(model, x, y).backward()
+    assert len(str(caught.value)) <= 160
+    assert engine.ledger.count == 0
 
 
 def test_a_backward_pass_to_some_parameters_is_one_error_and_spends_nothing():

@@ -153,10 +153,16 @@ def depends_on(model: nn.Module, x: Tensor) -> bool:
         return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
 
 
-def used_parameters(model: nn.Module, x: Tensor) -> set[str]:
-    """Return the names of the trainable parameters that a tensor was computed from."""
+def used_parameters(model: nn.Module, x: Tensor, ends: Sequence[Tensor] = ()) -> set[str]:
+    """Return the names of the trainable parameters that a tensor was computed from.
+
+    Args:
+        model: with the parameters.
+        x: the tensor.
+        ends: tensors behind which the graph is not searched.
+    """
     with torch._C.DisableTorchFunction():
-        found = {id(getattr(node, "variable", None)) for node in nodes_of(x)}
+        found = {id(getattr(node, "variable", None)) for node in nodes_of(x, ends)}
         return {name for name, p in trainable_tensors(model).items() if id(p) in found}
 
 

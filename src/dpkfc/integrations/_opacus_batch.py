@@ -39,6 +39,7 @@ from dpkfc.gradients.autograd_graph import (
     depends_on,
     hide_saved_tensors_hooks,
     is_differentiable,
+    used_parameters,
 )
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.evaluation_mode import evaluation_mode
@@ -52,6 +53,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.rows import PublicRows, draw_public_rows, unwrap_containers, warn_of_padding
 from dpkfc.public_rows.template import Template
+from dpkfc.tracking.batch_rules import are_places_equal
 from dpkfc.tracking.modes import follow, modes_of
 from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
 from dpkfc.tracking.tracker import Tracker
@@ -190,7 +192,7 @@ def _replace_functions() -> None:
 
 
 class _PublicDivisors(TorchFunctionMode):
-    """Gives losses over class labels public divisors."""
+    """Gives losses over class labels public divisors, and inputs gradients of their examples."""
 
     def __init__(self, recording: BatchRecording) -> None:
         super().__init__()
@@ -205,6 +207,8 @@ class _PublicDivisors(TorchFunctionMode):
         if recording is not None and self.is_on and func in _CLASS_LOSSES:
             return _apply_public_divisor(recording, func, args, kwargs)
         try:
+            if recording is not None and self.is_on and recording.size > 1:
+                return recording.call(func, args, kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
             if recording is None or recording.size:
@@ -247,6 +251,8 @@ class _EarlyReads(TorchFunctionMode):
         return result
 
 
+_GRAD = inspect.signature(torch.autograd.grad)
+_BEGIN_GRAPHS = {Tensor.requires_grad_, torch.zeros_like, torch.zeros, torch.ones_like}
 _CLASS_LOSSES = {loss: inspect.signature(loss) for loss in (F.cross_entropy, F.nll_loss)}
 
 
@@ -503,19 +509,69 @@ class BatchRecording:
         if not isinstance(x, Tensor):
             return x[i : i + 1] if self._is_list_of_examples(x) else x
         state = self.tracker.state(x)
-        if self.forwards > 1 and x.grad_fn is not None:
+        if self.forwards > 1 and depends_on(self.model, x):
             raise ValueError(
                 "a call of the model takes what an earlier call returned; let one module make both "
                 "calls in its forward"
             )
         if isinstance(state, Unknown):
+            reason = state.reason.partition(" (shapes")[0]
+            fix = "change each example by itself"
+            if "slice" in state.operation:
+                fix = "for parts of a batch use BatchMemoryManager"
             raise ValueError(
                 f"an input of the model was made by {state.operation}, which hides its examples:"
-                f" {state.reason.partition(' (shapes')[0]:.45}; change each example by itself"
+                f" {reason:.45}; {fix}"
             )
         if isinstance(state, BatchAxis):
             return one_example_a_row(x, state, self.size)[i]
         return x
+
+    # -- gradients at inputs -----------------------------------------------------------------------
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch; follow gradients that the script takes at inputs."""
+        if func is torch.autograd.grad:
+            return self._take_input_gradients(_GRAD.bind(*args, **kwargs).arguments)
+        result = func(*args, **kwargs)
+        if func in _BEGIN_GRAPHS and result.requires_grad and self.tracker.state(result) is None:
+            axis = BatchAxis(0)
+            # A perturbation that begins as zeros has a row for each example.
+            if result.shape[:1] == (self.size,) and are_places_equal(result, axis, self.size):
+                self.tracker.set_state(result, axis)
+        return result
+
+    def _take_input_gradients(self, named: Keywords) -> Any:
+        """Call `torch.autograd.grad`; at rows of examples a sum over them has their gradients.
+
+        Where the sum is a mean, each gradient is times N: a batch of that example alone gives it.
+
+        Raises:
+            ValueError: the gradients shall be differentiated again.
+        """
+        outputs, inputs = tensors_of(named["outputs"]), tensors_of(named["inputs"])
+        if named.get("create_graph") and any(depends_on(self.model, x) for x in outputs):
+            raise ValueError(
+                "torch.autograd.grad(create_graph=True) hides which example a gradient is of; train"
+                " with dpkfc.Session, whose losses may use it"
+            )
+        state = self.tracker.state(outputs[0])
+        axes = [self.tracker.axis(x) for x in inputs]
+        # A mean over entries may divide by a length that follows the longest example.
+        is_sum = isinstance(state, Total) and not state.is_quotient and state.entries == 1
+        is_weighted = named.get("grad_outputs") is not None or named.get("is_grads_batched")
+        # Behind the outputs of single examples nothing mixes.
+        is_torch = custom_function(outputs[0], self._outputs) is None
+        if not (is_sum and all(axes) and is_torch) or len(outputs) > 1 or is_weighted:
+            return torch.autograd.grad(**named)
+        with self.pause():
+            found = torch.autograd.grad(**named)
+            if cast(Total, state).is_mean:
+                found = tuple(None if x is None else x * self.size for x in found)
+        for x, axis in zip(found, axes, strict=True):
+            if x is not None:
+                self.tracker.set_state(x, axis)
+        return found
 
     # -- the loss ---------------------------------------------------------------------------------
 
@@ -547,8 +603,8 @@ class BatchRecording:
         try:
             if options["inputs"] is not None:
                 raise ValueError(
-                    "backward(inputs=...) is not supported; freeze the other parameters before"
-                    " make_private"
+                    "backward(inputs=...) is not supported: for inputs use torch.autograd.grad, and"
+                    " freeze the other parameters before make_private"
                 )
             # Anomaly mode would end the run at the first record with a NaN.
             with torch.autograd.set_detect_anomaly(False):
@@ -651,7 +707,8 @@ class BatchRecording:
         """Pull the gradients at the outputs back through the calls of single examples.
 
         Raises:
-            ValueError: the loss has a backward pass in Python, which may mix examples.
+            ValueError: the loss has a backward pass in Python, which may mix examples, or uses
+                parameters where no example alone shows it.
         """
         self._repeat_for_singles()
         outputs = self._outputs
@@ -660,6 +717,12 @@ class BatchRecording:
             raise ValueError(
                 f"the loss is computed by {custom.operation}, whose backward pass in Python may "
                 "mix examples; use operations of torch"
+            )
+        beside = used_parameters(self.model, total, outputs)
+        if beside:
+            raise ValueError(
+                f"the loss uses '{min(beside)}' beside the outputs of the model: compute that in"
+                " forward, and for a penalty on weights use weight_decay"
             )
         output_gradients = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         gradients = []

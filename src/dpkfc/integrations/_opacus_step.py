@@ -293,6 +293,11 @@ class PrivateStep:
             recording.called_disabled = True
             return
         try:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise ValueError(
+                    "the model is called inside of torch.func, which hides its examples; train with"
+                    " dpkfc.Session, whose losses may do so"
+                )
             # No mode need see what is read of the model here: the script does not call it.
             with torch._C.DisableTorchFunction():
                 self._check_unchanged()
