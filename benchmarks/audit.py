@@ -101,7 +101,10 @@ def measure_price(name: str, prepared: Prepared, epsilon: float) -> dict[str, An
             train_with_canaries(name, prepared, whole, epsilon)
         plain.append(middle - begin)
         planted.append(time.process_time() - middle)
-    low, ratio, high = quantiles([b / a for a, b in zip(plain, planted, strict=True)], n=4)
+    ratios = [
+        planted_seconds / seconds for seconds, planted_seconds in zip(plain, planted, strict=True)
+    ]
+    low, ratio, high = quantiles(ratios, n=4)
     times = {"cpu_seconds": median(planted), "plain_cpu_seconds": median(plain)}
     return times | {"time_ratio": ratio, "time_ratio_quartiles": [low, high], "rounds": ROUNDS}
 

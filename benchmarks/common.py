@@ -131,10 +131,16 @@ def processor_seconds(words: Sequence[str], folder: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lower and the upper quartile; of one value the value."""
+    low, _, high = statistics.quantiles(values if len(values) > 1 else [*values, *values], n=4)
+    return low, high
+
+
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles, smallest and number of timings, in milliseconds."""
     ms = sorted(1e3 * s for s in seconds)
-    low, _, high = statistics.quantiles(ms, n=4) if len(ms) > 1 else (ms[0], ms[0], ms[0])
+    low, high = _quartiles(ms)
     values = {
         "median_ms": statistics.median(ms),
         "quartile_low_ms": low,
@@ -149,7 +155,7 @@ def compare_pairs(top: Sequence[float], bottom: Sequence[float]) -> dict[str, An
     cannot move.
     """
     ratios = sorted(a / b for a, b in zip(top, bottom, strict=True))
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, high = _quartiles(ratios)
     # of few rounds they are extrapolated
     quartiles = [
         round(max(low, ratios[0]), 4),

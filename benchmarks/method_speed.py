@@ -18,6 +18,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
 
     case = setting.case
     probe = {"probe": case.probe(), "probe_size": case.probe_size}
-    sgd, adam = (lambda p: torch.optim.SGD(p, LR)), (lambda p: torch.optim.AdamW(p, LR))
+    sgd = partial(torch.optim.SGD, lr=LR)
+    adam = partial(torch.optim.AdamW, lr=LR)
 
     def make(optimizer: Any = sgd, **settings: Any) -> Callable[[], Contender]:
         return lambda: _session(setting, optimizer, {"max_grad_norm": CLIP, **common, **settings})

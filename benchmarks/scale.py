@@ -224,7 +224,8 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     expected slope.
     """
     axes = results["axes"]
-    figure, panels = sheet(-(-len(axes) // 2), 2, height=2.3 * -(-len(axes) // 2))
+    rows = math.ceil(len(axes) / 2)
+    figure, panels = sheet(rows, 2, height=2.3 * rows)
     for panel in panels.flat[len(axes) :]:
         panel.set_axis_off()
     for panel, (axis, found) in zip(panels.flat, axes.items(), strict=False):

@@ -358,9 +358,11 @@ class Study:
         elif name == "test":
             texts, labels = self._texts.test
         else:
-            every = len(self._reviews[0]) // PUBLIC
-            texts = [" ".join(t.split()[:WORDS]) for t in self._reviews[0][::every][:PUBLIC]]
-            labels = self._reviews[1][::every][:PUBLIC]
+            reviews, signs = self._reviews
+            every = len(reviews) // PUBLIC
+            words = [text.split()[:WORDS] for text in reviews[::every][:PUBLIC]]
+            texts = [" ".join(own) for own in words]
+            labels = signs[::every][:PUBLIC]
         return make_rows(self.encoder, texts, labels, layer)
 
     @functools.cache  # noqa: B019

@@ -14,6 +14,7 @@ are chosen at ε = 3 on a validation split. The privacy unit is one pair.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -151,16 +152,13 @@ def stages(store: Any) -> Iterator[list[GenerationRun]]:
     """Yield lists of runs; a list may need the results of those before it."""
     main = [method for method in METHODS if method != "ema"]
     yield [start_run(data) for data in DATA]
-    for data, methods in [*((data, main) for data in DATA), *((data, ["ema"]) for data in DATA)]:
+    for methods, data in itertools.product((main, ["ema"]), DATA):
         yield [rate_run(data, method, rate) for method in methods for rate in RATES[method]]
-        yield [
-            run
-            for seed in SEEDS
-            for method in methods
-            for epsilon in epsilons_of(method)
-            for run in test_runs(store, data, method, epsilon)
-            if run.seed == seed
-        ]
+        tests: list[GenerationRun] = []
+        for method in methods:
+            for epsilon in epsilons_of(method):
+                tests += test_runs(store, data, method, epsilon)
+        yield sorted(tests, key=lambda run: run.seed)
 
 
 def load_start(task: Task, data: str, folder: Path) -> nn.Module:

@@ -33,8 +33,13 @@ def find_triples(prompt: str) -> list[tuple[str, str, str]]:
     if fields and " | " not in prompt:
         subject = fields[0][1]
         return [(subject, name, value) for name, value in fields[1:] or fields]
-    parts = [fact.split(" | ") for fact in prompt.split(" ; ")]
-    return [(one[0], one[1], " ".join(one[2:])) for one in parts if len(one) > 2]
+    triples = []
+    for fact in prompt.split(" ; "):
+        parts = fact.split(" | ")
+        if len(parts) > 2:
+            subject, relation, *things = parts
+            triples.append((subject, relation, " ".join(things)))
+    return triples
 
 
 def find_slots(triples: Sequence[tuple[str, str, str]]) -> list[str]:

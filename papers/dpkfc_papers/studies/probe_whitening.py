@@ -14,6 +14,7 @@ for the figure alone. Refined dead leaves are those that the weights of the same
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,10 +132,8 @@ def picture(seen: Mapping[str, Tensor], path: Path) -> None:
     public = {name: x for name, x in seen.items() if "NOT PRIVATE" not in name}
     figure, rows = sheet(len(public), 1, height=0.85 * len(public))
     for axis, (name, x) in zip(rows[:, 0], public.items(), strict=True):
-        axis.imshow(
-            torch.cat([F.pad(image[0], (0, 2), value=float("nan")) for image in x[:8]], 1),
-            cmap="gray",
-        )
+        apart = F.pad(x[:8, 0], (0, 2), value=math.nan)
+        axis.imshow(torch.cat([*apart], 1), cmap="gray")
         axis.set_axis_off()
         axis.set_title(name)
     finish(figure, path)

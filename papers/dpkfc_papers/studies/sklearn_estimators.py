@@ -76,7 +76,9 @@ def adult_like(count: int = 10_000) -> Table:
     labels = (random.random(count) < 1 / (1 + np.exp(-logit))).astype(int)
     one_hot = [np.eye(k)[chosen] for chosen, k in zip(categories, sizes, strict=True)]
     rows = np.column_stack([age, education, hours, gain, *one_hot])
-    bounds = np.array([(17, 90), (1, 16), (1, 99), (0, 5000)] + [(0, 1)] * sum(sizes), dtype=float)
+    of_numbers = [(17, 90), (1, 16), (1, 99), (0, 5000)]
+    of_categories = [(0, 1)] * sum(sizes)
+    bounds = np.array(of_numbers + of_categories, dtype=float)
     return Table("adult-like", rows, labels, bounds)
 
 

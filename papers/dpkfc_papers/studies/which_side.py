@@ -87,7 +87,9 @@ class Measured:
             (self.frozen.split_step(step),),
         )
         p = self.probabilities
-        return float(((p * turned.square()).sum(1) - (p * turned).sum(1).square()).mean())
+        means = (p * turned).sum(1)
+        variances = (p * turned.square()).sum(1) - means.square()
+        return float(variances.mean())
 
     def trace(self, metric: Metric | None) -> float:
         """tr U H U."""
@@ -148,7 +150,9 @@ def measure(data_dir: str) -> dict[str, Any]:
     from dpkfc_papers.public_examples import recipe_data
 
     x, y = recipe_data("mnist-cnn", data_dir).train
-    held, probe = (x[-HELD - PROBE : -PROBE], y[-HELD - PROBE : -PROBE]), (x[-PROBE:], y[-PROBE:])
+    of_held = slice(-HELD - PROBE, -PROBE)
+    held = (x[of_held], y[of_held])
+    probe = (x[-PROBE:], y[-PROBE:])
     model = find_recipe("mnist-cnn").model(0)
     plan = PrivacyConfig(
         expected_batch_size=BATCH,
