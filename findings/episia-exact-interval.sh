@@ -26,7 +26,7 @@ cat > expected.txt <<'EXPECTED'
 99 of 100: episia 0.9455 to 0.9997, exact 0.9455 to 0.9997
 100 of 100: episia 0.9926 to 1.0000, exact 0.9638 to 1.0000
 upper limits of 0 of 100 at 80, 95 and 99 %: 0.0091, 0.0074, 0.0070
-chance to count 0 of 100 where the true share is that of 95 %: 0.475, expected 0.025
+chance to count 0 of 100 where the true share is the limit of 95 %: 0.475, expected 0.025
 bound of ε, which is the logarithm of a ratio: larger by 1.59
 EXPECTED
 env/bin/python -W ignore - > seen.txt <<'PYTHON'
@@ -43,7 +43,7 @@ for count, total in ((0, 100), (1, 100), (99, 100), (100, 100)):
 limits = [proportion_ci(0, 100, method='clopper_pearson', confidence=level).ci_upper for level in (0.8, 0.95, 0.99)]
 print('upper limits of 0 of 100 at 80, 95 and 99 %:', ', '.join(f'{limit:.4f}' for limit in limits))
 chance = (1 - limits[1]) ** 100
-print(f'chance to count 0 of 100 where the true share is that of 95 %: {chance:.3f}, expected 0.025')
+print(f'chance to count 0 of 100 where the true share is the limit of 95 %: {chance:.3f}, expected 0.025')
 exact = binomtest(0, 100).proportion_ci(method='exact').high
 print(f'bound of ε, which is the logarithm of a ratio: larger by {math.log(exact / limits[1]):.2f}')
 PYTHON

@@ -4,7 +4,7 @@
 # Packages: episia 0.1.3, scipy 1.13.1, statsmodels 0.14.4, numpy 1.26.4, pandas 2.2.3.
 # Behaviour: Table2x2(a, b, c, d) has cases in its first row and exposed people in its first column.
 #   mantel_haenszel_or weights a by c + d, which are people without the disease, where the unexposed
-#   people b + d belong, so common_rr is no risk ratio of any stratum. common_rd is a number of
+#   people b + d belong, so common_rr is not a risk ratio of any stratum. common_rd is a number of
 #   people divided by the number of strata. The interval of the odds ratio adds P R + Q S only,
 #   which leaves out half of the variance of Robins, Breslow and Greenland and takes it over a wrong
 #   sum.

@@ -10,7 +10,7 @@
 # Expected: an error of 1.04 / √m of the count: 26 % for the default 16 registers, 3 % for 1024.
 # Why it matters here: the package offers the sketch for private counts, whose noise is compared
 #   with the error of the sketch.
-# Instead: mask the hash, (hash << b) & (2 ** 64 - 1), or another implementation of the sketch.
+# Instead: another implementation; the shifted hash needs & (2 ** 64 - 1).
 # Source: Flajolet and others, HyperLogLog, 2007.
 set -euo pipefail
 folder=$(mktemp -d)
