@@ -66,9 +66,13 @@ def render_page(tmp_path, words="", method="dp-kfc"):
     return build(contents, words or "Report")
 
 
-def test_the_page_is_well_formed_and_says_what_it_must(tmp_path):
-    page = check_page(written := render_page(tmp_path))
-    text = text_of(written)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return render_page(tmp_path_factory.mktemp("page"))
+
+
+def test_the_page_is_well_formed_and_says_what_it_must(written):
+    page, text = check_page(written), text_of(written)
     for words in (
         "Accuracy against ε",
         "Learning curves",
@@ -95,8 +99,8 @@ def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path):
     assert "1 of 2 runs are smoke runs" in text and text.count("digits smoke run") == 1
 
 
-def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path):
-    page = check_page(render_page(tmp_path))
+def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(written):
+    page = check_page(written)
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]
     assert figures and all(
         attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in figures
@@ -106,8 +110,8 @@ def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path):
     assert all(attrs.get("type") == "button" for tag, attrs in page.elements if tag == "button")
 
 
-def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path):
-    page = check_page(render_page(tmp_path))
+def test_nothing_is_fetched_and_no_script_but_ours_may_run(written):
+    page = check_page(written)
     links = [
         attrs.get(name)
         for _, attrs in page.elements
@@ -141,9 +145,9 @@ def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_
     assert "federated DP-KFC" in text and "the digits" in text
 
 
-def test_a_hostile_run_folder_stays_text(tmp_path):
-    harmless = {tag for tag, _ in check_page(render_page(tmp_path / "1")).elements}
-    page = check_page(render_page(tmp_path / "2", HOSTILE, HOSTILE))
+def test_a_hostile_run_folder_stays_text(written, tmp_path):
+    harmless = {tag for tag, _ in check_page(written).elements}
+    page = check_page(render_page(tmp_path, HOSTILE, HOSTILE))
     # Caveats are quoted.
     assert {tag for tag, _ in page.elements} <= harmless | {"blockquote"}
     assert not [
