@@ -225,15 +225,6 @@ def test_without_a_card_delta_is_that_of_the_first_line(folder, tmp_path):
         )
 
 
-def test_an_older_ledger_is_gone_on_with(folder, tmp_path):
-    header = verify(folder / "ledger.jsonl").header
-    old = {"certified": True, "rng": "secure"}
-    Ledger.open(tmp_path / "old.jsonl", header["plan_hash"], old).close()
-    now = {**old, "unit": "one example", "delta": 1e-5, "steps": 3}
-    with Ledger.open(tmp_path / "old.jsonl", header["plan_hash"], now) as ledger:
-        assert "unit" not in ledger.header
-
-
 @pytest.mark.parametrize(
     "header, first",
     [

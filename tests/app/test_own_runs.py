@@ -160,10 +160,8 @@ def _is_installed(name):
     return find_spec(name) is not None
 
 
-def test_the_run_is_audited_examined_and_reported(finished, tmp_path, monkeypatch):
-    make_audit_quick(monkeypatch)
+def test_the_run_is_examined_and_reported(finished, tmp_path):
     folder, _ = finished
-    assert audit_folder(folder, ["step"], runs=12).ledger.passed
     code, text = call_flat("doctor", folder)
     assert code == 0 and "patients.csv" in text
     contents = write_page([folder], tmp_path / "report.html")

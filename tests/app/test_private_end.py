@@ -26,7 +26,6 @@ from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, verify
 from dpkfc.privacy.ledger_lines import LedgerError
-from dpkfc.privacy.mechanism import release_vector
 from dpkfc.report.verify import verify_ledger
 
 PRIVATE = {
@@ -109,7 +108,7 @@ def _remembering_loss():
     ],
 )
 def test_one_held_out_record_moves_the_sum_by_at_most_one(model, loss):
-    values = torch.tensor([*ODD, *ODD]).view(-1, 1)
+    values = torch.tensor([*ODD, ODD[0], ODD[5]]).view(-1, 1)
 
     def total(rows):
         held_out = PrivateEarlyStopping(1, on=(values[rows],), most=2.0)
@@ -193,19 +192,6 @@ def test_every_evaluation_is_charged_before_it_is_released(tmp_path, monkeypatch
         assert session.steps_done == 4
         assert session.epsilon == pytest.approx(_epsilon_of_ledger(tmp_path))
         assert session.epsilon == session.plan.epsilon() <= 3.0
-
-
-def test_the_noise_of_an_evaluation_has_the_stated_scale(tmp_path):
-    many = ExtraRelease(purpose="evaluation", noise_multiplier=100.0, norm=1.0, count=3000)
-    session = _session(tmp_path, many)
-    exact = np.array([7.0])
-    with session:
-        plan = session.plan
-        ledger = plan.open_ledger(None)
-        noisy = [release_vector(exact, many, plan, ledger, 9)[0] for _ in range(3000)]
-    assert np.mean(noisy) == pytest.approx(7.0, abs=5 * 100 / 3000**0.5)
-    assert np.std(noisy) == pytest.approx(100.0, rel=0.07)
-    assert len(set(noisy)) > 2990  # two draws may meet on the grid
 
 
 def test_a_closed_or_damaged_ledger_releases_nothing(tmp_path, monkeypatch):

@@ -98,6 +98,7 @@ SLOW = {
     *TEXTS.split(),
     *"cifar10 cifar10-resnet20 cifar10-vit cifar100-wrn svhn-wrn mnist-vit".split(),
     *"utkface-resnet20 mnist breastmnist fashion-mnist e2e-gpt2-lora dart-gpt2-lora".split(),
+    *"pneumoniamnist pathmnist-cnn".split(),
 }
 
 

@@ -116,6 +116,7 @@ def test_an_honest_folder_passes(make_folder, host, tmp_path):
     assert done.exit_code == 0 and card["title"] in (tmp_path / "page.html").read_text("utf-8")
 
 
+@pytest.mark.quick("session-*", "*-weights", "*-smaller noise")
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_forged_folder_is_found(make_folder, host, forgery, tmp_path):

@@ -66,6 +66,7 @@ def test_scores_of_numbers_equal_scikit_learns():
     assert scores[2].guess == pytest.approx(targets.std())
 
 
+@pytest.mark.slow
 def test_most_intervals_cover_the_truth():
     logits, labels = _draw(40_000, 2)
     truth = _values(score_classes(logits, labels))

@@ -107,6 +107,7 @@ _HOSTILE = [
 ]
 
 
+@pytest.mark.quick("commas-*", "*-quoted")
 @pytest.mark.parametrize("kind", ["plain", "quoted", "inches", "lines", "blanks"])
 @pytest.mark.parametrize(
     "delimiter, end, encoding, packed",
@@ -117,6 +118,7 @@ _HOSTILE = [
         ("|", "\n", "utf-16", False),
         (",", "\r", "shift_jis", False),
     ],
+    ids=["commas", "semicolons", "tabs", "bars", "carriage returns"],
 )
 def test_a_record_of_a_csv_file_reaches_no_other(tmp_path, kind, delimiter, end, encoding, packed):
     rows = _rows(delimiter, kind)
