@@ -8,12 +8,15 @@ needed.
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.gradients import eager_mode
 from dpkfc.gradients.eager_mode import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
@@ -291,8 +294,20 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_training_leaves_the_compiler_out_and_refuses_one_that_comes_late():
     done = subprocess.run([sys.executable, "-c", TRAIN], text=True, capture_output=True, check=True)
     found, message = done.stdout.splitlines()
     assert found == "False"
     assert message.startswith("the forward pass called torch.compile")
+
+
+def test_a_pass_that_brings_the_compiler_is_refused_where_it_has_compiled(monkeypatch):
+    monkeypatch.setattr(eager_mode, "_COMPILER", "late")
+    for frames in (0, 1):
+        with pytest.raises(RuntimeError, match="called") if frames else nullcontext():
+            with run_eagerly():
+                late = SimpleNamespace(counters={"frames": {"total": frames}})
+                monkeypatch.setitem(sys.modules, "late", SimpleNamespace())
+                monkeypatch.setitem(sys.modules, "late.utils", late)
+        monkeypatch.delitem(sys.modules, "late")

@@ -221,6 +221,7 @@ def open_script(model, data):
     )[1:]
 
 
+@pytest.mark.quick("KeepsIt", "ByMethod")
 @pytest.mark.parametrize("kind", [KeepsIt, ReachesAList, ByMethod, AddsToItsClass])
 def test_memory_of_the_model_of_an_opacus_script(kind):
     x = torch.randn(20, D)

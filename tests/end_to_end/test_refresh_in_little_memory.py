@@ -71,7 +71,7 @@ METHODS = {
 MORE = {"NGD": {"readout": "natural"}, "GEP": {"clipping": "embedding_residual"}}
 
 
-@pytest.mark.quick("both-settings1", "NGD-settings0", "GEP-settings0")
+@pytest.mark.quick("NGD-settings1", "GEP-settings0")
 @pytest.mark.parametrize(
     "settings",
     [{"expected_batch_size": 6}, {"expected_batch_size": 30, "max_physical_batch_size": 5}],

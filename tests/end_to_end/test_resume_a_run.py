@@ -197,7 +197,18 @@ CASES = [
 ]
 
 
-@pytest.mark.quick("3-*")
+# Each kind of state once.
+@pytest.mark.quick(
+    *(
+        "3-averaged factors",
+        "3-factors that have not moved",
+        "3-NGD",
+        "3-AdaDPS",
+        "3-sgd, milestones",
+    ),
+    *("3-DP-KFC, DiSK and AdamBC", "3-low-pass*", "3-EMA and SOFIM", "3-adamw*", "3-a rate*"),
+    *("3-kfac between two refreshes", "3-micro-batches as they fit"),
+)
 @pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_is_the_run(tmp_path, optimizer, schedule, settings, stop):

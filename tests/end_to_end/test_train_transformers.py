@@ -112,6 +112,7 @@ def test_a_sequence_longer_than_the_positions_is_named():
 # -- padding ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("bert-eager-dense", "bert-sdpa-None", "gpt2-eager-None", "gpt2-sdpa-dense")
 @pytest.mark.parametrize("kind", [None, "dense"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("build", [bert, gpt2])
