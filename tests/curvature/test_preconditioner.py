@@ -108,6 +108,7 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     )
 
 
+@pytest.mark.quick("30")
 @pytest.mark.parametrize("samples", [30, 700])
 def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples):
     """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState
+from dpkfc.curvature import KFAC, FeatureNoise
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_history import measure_distance, measure_drift
 from dpkfc.curvature.factor_sums import FactorAccumulator
@@ -200,15 +200,6 @@ def test_what_has_not_moved_is_kept():
             )
     fussy = _kfac(decay=0.0, drift=1e-3).build(model, capture, 100, previous=second)
     assert fussy.metric is not first.metric and fussy.drift > 1e-3
-
-
-def test_the_state_holds_the_past():
-    model, kfac = mlp(), _kfac(decay=0.8, drift=1e-9, max_rank=2)
-    built = kfac.build(model, capture, 0)
-    again = PreconditionerState.from_state_dict(built.state_dict())
-    assert again.digest == built.digest
-    nexts = [kfac.build(model, capture, 50, previous=p) for p in (built, again)]
-    assert nexts[0].digest == nexts[1].digest and nexts[0].drift == nexts[1].drift
 
 
 def test_a_layer_without_a_past_has_moved():

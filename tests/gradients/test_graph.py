@@ -124,6 +124,7 @@ def _recurrent():
     return Net(forward, cell=nn.LSTM(4, 3, batch_first=True), head=nn.Linear(3, 3))
 
 
+@pytest.mark.quick("_uses-*", "_recurrent-*")
 @pytest.mark.parametrize(
     ("make", "shape", "words"),
     [(_language, (5,), 11), (_images, (2, 6, 6), 0), (_uses, (4,), 0), (_recurrent, (3, 4), 0)],
@@ -304,6 +305,7 @@ def test_the_data_set_outside_of_the_batch_is_refused_by_name():
 # -- sessions --------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("kfac", "units")
 @pytest.mark.parametrize("settings", ["plain", "kfac", "disk", "views", "units"])
 def test_a_session_releases_the_same_with_graphs(settings):
     torch.set_default_dtype(torch.float32)

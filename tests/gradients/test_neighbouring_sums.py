@@ -117,6 +117,7 @@ METRICS = {
 }
 
 
+@pytest.mark.quick("*-draw_cancelling")
 @pytest.mark.parametrize("kind", [random, draw_cancelling])
 @pytest.mark.parametrize(("width", "out"), [(64, 48), (64, 8)])  # by Gram matrices, and formed
 @pytest.mark.parametrize("metric", METRICS)
