@@ -58,6 +58,7 @@ def p_value(z, stddev):
     return 2 * min(law.cdf(total), law.sf(total))
 
 
+@pytest.mark.quick("micro-batches and a metric")
 @pytest.mark.parametrize(
     "settings",
     [{}, {"max_physical_batch_size": 2, "preconditioner": kfac(WIDE, every=4)}],

@@ -106,6 +106,7 @@ def test_an_honest_step_passes_every_check(evidence):
     )
 
 
+@pytest.mark.slow
 def test_one_failed_check_fails_the_audit(monkeypatch):
     in_clip.clip_micro_batches(monkeypatch)
     for name in ("check_noise", "check_run_noise", "check_charges"):

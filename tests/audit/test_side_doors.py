@@ -137,7 +137,7 @@ def test_the_same_data_twice_differ_in_nothing(name, tmp_path):
 PAIRS = [(name, neighbour) for name in TASKS for neighbour in neighbours_of(name)]
 
 
-@pytest.mark.quick("units-*", "texts-*", "kfac, a filter*", "dropout-*", "gep-*")
+@pytest.mark.quick("units-*", "kfac, a filter*", "gep-*")
 @pytest.mark.parametrize(
     "name, neighbour", [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0]
 )

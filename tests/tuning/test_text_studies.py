@@ -80,6 +80,7 @@ def test_epsilon_of_blocks_includes_their_head():
     assert accountant.get_epsilon(1e-5) == pytest.approx(spent, rel=0.01)
 
 
+@pytest.mark.quick("vectors-*", "bytes-kfc-inputs")
 @pytest.mark.parametrize("name", small_transformer.COMPARISON.methods)
 @pytest.mark.parametrize("study", [small_transformer, byte_gpt2], ids=["vectors", "bytes"])
 def test_a_method_of_the_papers_trains_a_transformer(study, name, monkeypatch):
