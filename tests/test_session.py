@@ -130,20 +130,6 @@ def test_resume_never_continues_the_noise_stream(tmp_path):
     assert not torch.allclose(results[0], results[1])
 
 
-def test_releases_after_the_checkpoint_stay_charged(tmp_path):
-    p = plan(1.0)
-    s, _ = build(tmp_path, p)
-    with s:
-        train(s, 2)
-        s.save(tmp_path / "checkpoint")
-        train(s, 3)
-    s, _ = build(tmp_path, p)
-    with s:
-        s.restore(tmp_path / "checkpoint")
-        assert s.steps_done == 5
-        assert sum(1 for batch in s.batches() if s.step(batch, loss_fn)) == 1
-
-
 def test_checkpoints_that_do_not_belong_are_refused(tmp_path):
     p = plan(1.0)
     s, _ = build(tmp_path, p)
@@ -296,31 +282,6 @@ def finish(folder, steps=None):
         train(s, steps)
         s.save(folder / "checkpoint")
         return s.model
-
-
-def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path):
-    finish(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(
-        BudgetExhausted, match="take another ledger_path, or resume=True to evaluate"
-    ):
-        open_secure(tmp_path)
-    with open_secure(tmp_path, resume=True) as s:  # the lock was given back
-        assert s.steps_done == 4 and list(s.batches()) == []
-    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    assert after == before
-
-
-def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path):
-    finish(tmp_path, 2)
-    with open_secure(tmp_path) as s:
-        for work in (lambda: train(s), lambda: s.save(tmp_path / "other")):
-            with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore"):
-                work()
-        assert s.ledger.count == 2 and not (tmp_path / "other").exists()
-        s.restore(tmp_path / "checkpoint")
-        train(s)
-    assert s.ledger.count == 4
 
 
 def test_a_finished_session_vouches_for_released_weights_alone(tmp_path):

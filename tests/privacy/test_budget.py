@@ -123,15 +123,6 @@ def test_the_plan_that_a_refusal_names_fits_and_uses_the_rest(tmp_path):
         full.check(large, 4)
 
 
-def test_a_run_that_goes_on_is_charged_once(tmp_path):
-    ward = budget(tmp_path)
-    for _ in range(3):
-        with ledger(tmp_path / "run.jsonl") as opened:
-            receipt = Budget(ward.path).charge(RUN, opened)
-            opened.charge(0, RUN.event, 10.0, 10.0, 1.0)
-    assert len(ward.charges) == 1 and receipt.before == 0.0
-
-
 def reopen(ward, path, releases=0):
     """Charge a run that goes on with a ledger; the number of charges."""
     with ledger(path) as opened:
