@@ -82,13 +82,14 @@ def test_a_forgery_is_one_sentence(forged, capsys, name):
 
 
 def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good):
-    words = [sys.executable, "-c", ALONE, *map(str, good.values()), "--json"]
+    folders = [str(good[name]) for name in ("certified", "cut batches")]
+    words = [sys.executable, "-c", ALONE, *folders, "--json"]
     path = {"PYTHONPATH": str(ROOT / "verifier")}
     done = subprocess.run(words, capture_output=True, text=True, env=path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(done.stdout)
-    assert [run["verdict"] for run in content["runs"]] == [HOLDS] * len(good)
-    assert content["total"].endswith("at δ = 0.001 for all 6 runs together")
+    assert [run["verdict"] for run in content["runs"]] == [HOLDS, HOLDS]
+    assert content["total"].endswith("at δ = 0.001 for all 2 runs together")
 
 
 @pytest.mark.slow
