@@ -51,6 +51,7 @@ def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(measu
     assert json.loads((folder / "kfc-mean-field.json").read_text())["private"].startswith("nothing")
 
 
+@pytest.mark.slow
 def test_the_artefact_is_there_in_a_real_network(measured_course):
     _, row, _ = measured_course
     tracking = next(iter(row["checkpoints"][-1]["layers"].values()))["tracking"]
