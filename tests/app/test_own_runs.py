@@ -181,6 +181,11 @@ def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_p
         code, text = call_flat("train", "--resume", folder, "--data", place)
         assert code == 2 and message in text and "\n" not in text.strip()
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    # As if the file itself had been changed.
+    settings = folder / "config.toml"
+    settings.write_text(settings.read_text("utf-8").replace(str(finished[1]), str(other)), "utf-8")
+    code, text = call_flat("train", "--resume", folder)
+    assert code == 2 and "other.csv holds other data" in text and "\n" not in text.strip()
     code, text = call_flat("train", "--resume", folder, "--data", moved, "--quiet")
     assert code == 0 and read_settings_of(folder).data.data == str(moved), text
     assert (folder / "figures.json").is_file()

@@ -62,11 +62,11 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunConfig:
-    """Return the settings of a run with a new place of the same data.
+    """Return the settings of a run with the place of its data, which have to be the same.
 
     Args:
         config: settings of the run.
-        moved: the new places, by the names of `MOVABLE`.
+        moved: the new places, by the names of `MOVABLE`; empty where the data lie as they did.
         first: what `data_digest` gave when the run was started.
 
     Raises:
@@ -78,9 +78,9 @@ def move_data(config: RunConfig, moved: Mapping[str, str], first: str) -> RunCon
             raise ConfigError(f"the run was started without {name}; resume it without {name}")
     config = config.change(**moved)
     if data_digest(config) != first:
-        place = next(iter(moved.values()))
+        place = next(iter(moved.values()), config.data.data)
         raise ConfigError(
-            f"{place:.60} holds other data than the run was started with; a resumed run needs the"
-            " same files"
+            f"{Path(place).name:.60} holds other data than the run was started with; a resumed run"
+            " needs the same files"
         )
     return config

@@ -284,8 +284,9 @@ def _read_run(path: str | Path, moved: Mapping[str, str]) -> tuple[RunFolder, Ru
     config = read_settings(folder)
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else _new_metrics(config)
     check_unchanged(config, metrics.settings, str(folder.config))
-    if moved:
+    if moved or metrics.data:
         config = move_data(config, moved, metrics.data)
+    if moved:
         written = read_config(folder.config)
         write_text(folder.config, to_toml(written.change(**moved)))
     return folder, config.change(out=str(path)), metrics
