@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from dpkfc.app.html.figures import _set_steps
+from dpkfc.app.html.figures import _Canvas, _set_scores, _set_steps
 from dpkfc.app.picture_data import ColumnEffect, Curve, LayerSignal, LayerSpectra, spectrum_points
 from dpkfc.app.picture_style import save
 from dpkfc.app.run_pictures import comparison, effects, signal_to_noise, spectra
@@ -153,3 +153,17 @@ def test_an_axis_of_steps_is_marked_at_whole_steps():
     axes.plot([0, 20], [0, 1])
     _set_steps(axes)
     assert all(float(mark).is_integer() for mark in axes.get_xticks())
+
+
+@pytest.mark.parametrize("accuracy", [0.07, 0.3945, 0.5, 0.8454, 0.995])
+def test_marks_below_a_row_of_scores_stand_apart(accuracy):
+    """The axis of 39.45 % had marks every half percent, with two decimals each."""
+    canvas = _Canvas()
+    canvas.axes.errorbar(accuracy, 0)
+    _set_scores(canvas.axes, "accuracy on the test set", "x")
+    canvas.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in canvas.axes.get_xticklabels()]
+    low, high = canvas.axes.bbox.intervalx
+    shown = [box for box in boxes if low <= box.x0 + box.width / 2 <= high]
+    gaps = [right.x0 - left.x1 for left, right in itertools.pairwise(shown)]
+    assert len(shown) > 2 and min(gaps) > 4

@@ -116,6 +116,9 @@ def _explain_open_symbols(groups: Sequence[RunGroup]) -> str:
 def _set_scores(axes: Axes, score: str, which: str = "y") -> None:
     axis = axes.yaxis if which == "y" else axes.xaxis
     axis.set_label_text(plain(score, 60))
+    if which == "x":
+        # Long numbers, such as 37.50%, stand side by side.
+        axis.set_major_locator(MaxNLocator(5))
     if "accuracy" in score:
         axis.set_major_formatter(PercentFormatter(1.0))
         low, high = axis.get_view_interval()
