@@ -25,6 +25,7 @@ MEANT = {
     "l2_norm_clip": "max_grad_norm",
     "sigma": "noise_multiplier",
     "target_epsilon": "epsilon",
+    "eps": "epsilon",
     "target_delta": "delta",
     "num_epochs": "epochs",
     "max_epochs": "epochs",
