@@ -22,6 +22,7 @@ from dpkfc.report.verify import check_recorded, check_texts, check_weights, veri
 from dpkfc.report.written_card import Card, CardError, read_card
 
 _COMPARED = ("plan_hash", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature")
+_COMPARED += ("meaning",)
 _MISSING = "nothing"
 
 
@@ -85,9 +86,7 @@ def _card_problem(
         # The ledger holds more releases than the plan has.
         return str(error)
     stated = _compared_parts(card.content)
-    # An older card does not have the section.
-    optional = ("meaning",) if "meaning" in card.content else ()
-    for name in (*_COMPARED, *optional):
+    for name in _COMPARED:
         difference = _difference(stated.get(name), expected.get(name), name)
         if difference:
             return difference
@@ -96,7 +95,7 @@ def _card_problem(
 
 def _compared_parts(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what plan and ledger decide, which leaves out refreshes."""
-    parts = {name: content.get(name) for name in (*_COMPARED, "meaning")}
+    parts = {name: content.get(name) for name in _COMPARED}
     curvature = parts["curvature"]
     if isinstance(curvature, Mapping):
         parts["curvature"] = {n: value for n, value in curvature.items() if n != "refreshes"}
