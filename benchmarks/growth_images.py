@@ -30,7 +30,7 @@ from dpkfc.features.joined import FlatFeatures
 from growth_files import SETTINGS, measure
 
 SHAPE = (1, 28, 28)
-IMAGES, CHUNK = 600, 100
+IMAGES, CHUNK = 600, 50
 PENALTY = 100.0
 FOLDER_IMAGES = 20_000
 
