@@ -109,6 +109,12 @@ def test_sums_stay_in_float32_beside_an_encoder_in_bfloat16():
     assert torch.allclose(features.double(), transform(x.double()), atol=1e-6)
 
 
+def test_an_export_has_plain_operations_alone():
+    transform = Scattering((1, 8, 8), angles=1).build()
+    program = torch.export.export(transform, (torch.zeros(2, 1, 8, 8),), strict=False)
+    assert not [node for node in program.graph.nodes if "autocast" in str(node.target).lower()]
+
+
 def test_a_black_image_has_a_gradient():
     x = torch.zeros(1, 1, 8, 8, requires_grad=True)
     Scattering((1, 8, 8)).build()(x).sum().backward()

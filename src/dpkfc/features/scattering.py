@@ -17,6 +17,7 @@ Source: Bruna and Mallat (2013), sections 2 and 3. Private training on them: Tra
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -156,8 +157,10 @@ class ScatteringTransform(nn.Module):
             ValueError: images of another shape than the settings say.
         """
         check_images(x, self.settings.shape)
-        # Sums in bfloat16 would cost two digits, and save nothing.
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        # Sums in bfloat16 would lose digits. An export to ONNX has no form for what turns them off.
+        is_mixed = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if is_mixed else nullcontext():
             features = self._features(x[..., self._rows, self._columns])
         _, height, width = self.settings.feature_shape
         # An export keeps `x.shape[0]` open, not `len(x)`.
