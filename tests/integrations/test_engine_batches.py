@@ -56,6 +56,7 @@ def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_len
     assert engine.ledger.count == 0
 
 
+@pytest.mark.quick("False-0", "True-1")
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("sequence_first", [False, True])
 def test_the_check_of_a_model_takes_no_length_from_a_private_batch(first, sequence_first):

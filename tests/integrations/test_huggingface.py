@@ -64,7 +64,7 @@ class CutOff(TrainerCallback):
 # -- the private path really runs ------------------------------------------------------------------
 
 
-@pytest.mark.quick("masked", "token")
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("task", TASKS)
 def test_the_updates_are_the_releases_of_a_session(task, tmp_path):
     """In test mode noise and sampling repeat, so that trainer and session must make the same
@@ -234,7 +234,7 @@ def test_the_private_loss_is_logged_only_when_asked_for(tmp_path):
     assert "NOT private" in json.loads((tmp_path / "privacy.json").read_text())["not_private"][0]
 
 
-@pytest.mark.quick("True")
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_run_that_is_cut_off_goes_on(preconditioned, tmp_path):
     from dpkfc.curvature.kfac import KFAC

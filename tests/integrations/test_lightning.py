@@ -38,6 +38,7 @@ def _quiet():
 # -- the private path really runs ------------------------------------------------------------------
 
 
+@pytest.mark.quick("preconditioner1")
 @pytest.mark.parametrize(
     "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
 )
@@ -213,6 +214,7 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path):
     assert all(p.grad is None for p in module.parameters())
 
 
+@pytest.mark.quick("preconditioner1")
 @pytest.mark.parametrize(
     "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
 )
