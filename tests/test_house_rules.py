@@ -21,7 +21,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 311_500,
+    "core": 312_500,
     "app": 119_000,
     "papers": 97_000,
     "benchmarks": 50_000,
