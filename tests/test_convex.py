@@ -267,10 +267,17 @@ def test_a_clip_norm_follows_from_public_numbers():
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_whitened_rows_have_the_rule_of_white_rows_in_their_own_length(likelihood):
     # Rows of norm 1 have 1 / √d of the length of white rows, and so have their gradients.
-    assert whitened_clip(9000, 4.0, 400, likelihood) * 20 == pytest.approx(
-        convex_clip(9000, 4.0, 400, likelihood)
+    assert whitened_clip(9000, 1.0, 400, likelihood) * 20 == pytest.approx(
+        convex_clip(9000, 1.0, 400, likelihood)
     )
     assert whitened_rate(800, likelihood) == pytest.approx(2 * whitened_rate(400, likelihood))
+
+
+def test_the_clip_of_whitened_rows_falls_faster_where_noise_prevails():
+    few, more = (whitened_clip(rows, 4.0, 400, "categorical") for rows in (100, 6400))
+    assert more == pytest.approx(few * 64 ** (1 / 2 + 1 / 3))
+    bends = [whitened_clip(rows, 1.0, 400, "categorical") for rows in (6499, 6500, 6501)]
+    assert bends == sorted(bends) and bends[2] == pytest.approx(bends[0], rel=1e-3)
 
 
 def test_a_head_learns_whitened_rows_by_the_rule():

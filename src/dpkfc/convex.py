@@ -117,10 +117,16 @@ MOMENTUM = 0.9
 _SHORTER = 0.5
 
 
-def whitened_clip(rows: int, whole: float, features: int, likelihood: str) -> float:
-    """Choose C for rows of norm 1 that public examples have whitened: `convex_clip` / √d.
+# Rows · μ below which noise in all d directions asks for a smaller C, and how much smaller. Chosen
+# on validation rows of four sets of texts, whole and in parts; docs/results/language.md.
+_NOISY, _POWER = 6500.0, 1 / 3
 
-    Their covariance is about I / d where the second moments make it I.
+
+def whitened_clip(rows: int, whole: float, features: int, likelihood: str) -> float:
+    """Choose C for rows of norm 1 that public examples have whitened: about `convex_clip` / √d.
+
+    Their covariance is about I / d where the second moments make it I. No second moments are
+    released, so C · rate alone says how far noise moves the weights: it falls faster with rows · μ.
 
     Args:
         rows: public number of rows (or units).
@@ -128,7 +134,8 @@ def whitened_clip(rows: int, whole: float, features: int, likelihood: str) -> fl
         features: d, inputs of the head.
         likelihood: "categorical" or "gaussian".
     """
-    return convex_clip(rows, whole, features, likelihood) / math.sqrt(features)
+    enough = (rows / whole / _NOISY) ** _POWER if whole > 0 else math.inf
+    return convex_clip(rows, whole, features, likelihood) * min(enough, 1.0) / math.sqrt(features)
 
 
 def whitened_rate(features: int, likelihood: str = "categorical") -> float:
