@@ -10,13 +10,21 @@ import torch
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.datasets.text import Texts
 from dpkfc.features import LayerMeans, TextEncoder, Whitening, ZipfWords
-from dpkfc_papers.studies import byte_gpt2, fine_tuning, paper_methods, small_transformer
+from dpkfc_papers.studies import (
+    byte_gpt2,
+    fine_tuning,
+    head_search,
+    language,
+    paper_methods,
+    small_transformer,
+)
 from dpkfc_papers.studies import rows as rows_of_studies
 from tests.models import save_encoder
 
 WORDS = ZipfWords(vocabulary=120, shortest=2, longest=12)
 TEXTS = WORDS.draw(12, seed=3)
 LABELS = [row % 2 for row in range(12)]
+DELTA = language.DELTA
 
 
 @pytest.fixture
@@ -78,6 +86,51 @@ def test_epsilon_of_blocks_includes_their_head():
     accountant.compose(step, 8)
     assert 2.95 < spent <= 3.0
     assert accountant.get_epsilon(1e-5) == pytest.approx(spent, rel=0.01)
+
+
+def test_steps_that_are_written_out_are_those_of_a_session(monkeypatch):
+    """The noise alone differs, so almost none is drawn; C is small enough to bind."""
+    features = torch.randn(400, 9)
+    rows = torch.nn.functional.normalize(features, dim=1)
+    labels = features[:, :3].argmax(1)
+    monkeypatch.setattr(
+        PrivacyConfig, "calibrate", lambda plan, *_: plan.with_noise(1e-4, DELTA, 400)
+    )
+    chosen = head_search.rule(rows, head_search.gaussian_noise(1.0, DELTA))
+    expected, plan = language.train_private(rows, labels, 3, 1.0)
+    assert (plan["clip"], plan["rate"]) == (chosen.clip, chosen.rate)
+    shorter = chosen._replace(steps=7)
+    found = head_search.train((rows, labels), 3, 0.0, [shorter, chosen])
+    assert torch.allclose(found[1], expected.weight, atol=1e-4)
+    alone = head_search.train((rows, labels), 3, 0.0, [shorter])
+    assert torch.allclose(found[:1], alone, atol=1e-6)
+    assert chosen.clip < 1 and found[0].abs().max() > 0.02
+
+
+def test_a_search_is_chosen_by_validation_rows_and_pays_for_its_trials(monkeypatch):
+    calls = []
+
+    def train(data, classes, whole, settings, seed=0):
+        calls.append((whole, settings))
+        return settings
+
+    def judge(settings, data):
+        assert data is (validation if len(calls) == 1 else test)
+        near = -1.0 if data is validation else 1.0
+        return [near * abs(setting.steps - 40) for setting in settings]
+
+    monkeypatch.setattr(head_search, "train", train)
+    monkeypatch.setattr(head_search, "judge", judge)
+    data, validation, test = [(torch.zeros(50, 9), torch.zeros(50)) for _ in range(3)]
+    row = head_search.execute(head_search.Parts(2, data, test, data, validation), "counted", 1.0, 2)
+    (noise, settings), (last_noise, chosen) = calls
+    nearest = min(settings, key=lambda setting: abs(setting.steps - 40))
+    assert chosen == [nearest] * 2 and row["chosen"] == nearest._asdict()
+    assert row["test"] == [abs(nearest.steps - 40)] * 2
+    assert len(settings) == 20 and noise == last_noise
+    # 21 runs that share ε: their noise together is that of one run.
+    whole = head_search.gaussian_noise(1.0, DELTA)
+    assert 21 / noise**2 == pytest.approx(1 / whole**2)
 
 
 @pytest.mark.quick("vectors-*", "bytes-kfc-inputs")

@@ -1,12 +1,11 @@
 """Linear heads on means of all layers of a public sentence encoder: accuracy by whitening and ε.
 
     python -m dpkfc_papers.studies.language --data-dir DATA    # papers/results/language.json
-    python -m dpkfc_papers.studies.language --data-dir DATA --validate    # looks at the rule
     python -m dpkfc_papers.studies.language --table sst2
 
-C, rate and steps follow from rows, ε and number of features alone (`dpkfc.convex`). The rule was
-looked at on validation sentences of SST-2 whose phrases do not train; other tasks take it as it
-is. Features are kept by `DPKFC_CACHE`, and a row that is in the file is not run again.
+C, rate and steps follow from rows, ε and number of features alone (`dpkfc.convex`);
+`head_search` compares this rule with a search. Features are kept by `DPKFC_CACHE`, and a row that
+is in the file is not run again.
 """
 
 from __future__ import annotations
@@ -169,17 +168,14 @@ def new_head(features: int, classes: int) -> nn.Linear:
 
 
 def train_private(
-    rows: Tensor, labels: Tensor, classes: int, epsilon: float, **settings: Any
+    rows: Tensor, labels: Tensor, classes: int, epsilon: float
 ) -> tuple[nn.Linear, dict[str, float]]:
     """Train by the rule; return the head with averaged weights, and what was planned."""
     features = rows.shape[1]
-    times = settings.pop("rate", 1.0)
-    config = whitened_config(
-        len(rows), epsilon, DELTA, features, max_physical_batch_size=ROWS, **settings
-    )
+    config = whitened_config(len(rows), epsilon, DELTA, features, max_physical_batch_size=ROWS)
     plan = config.calibrate(epsilon, DELTA, len(rows))
     head = new_head(features, classes)
-    rate = whitened_rate(features) * times
+    rate = whitened_rate(features)
     optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=MOMENTUM)
     with Session(plan, head, optimizer, (rows, labels)) as session:
         for batch in session.batches():
@@ -268,39 +264,6 @@ def split_sentences(texts: Sequence[str], count: int = 1500) -> tuple[Tensor, Te
     validation = torch.tensor(whole)[chosen]
     training = (~torch.isin(sentence, validation)).nonzero()[:, 0]
     return training, validation
-
-
-def validate(data_dir: str, file: RowFile) -> None:
-    """Try factors of C and of the rate around the rule, on sentences that no phrase shows."""
-    task = TASKS["sst2"]
-    texts = task.texts(data_dir).train
-    encoder = sentence_encoder(task.length)
-    means = public_means(encoder, texts[0], "SST-2")
-    rows = map_rows(feature_map("zipf", task, data_dir, encoder), means)
-    labels = torch.tensor(texts[1])
-    training, validation = split_sentences(texts[0])
-    train, known = rows[training], labels[training]
-    clip = train_clip(len(train), rows.shape[1])
-
-    def judge(name: str, settings: dict[str, float]) -> dict[str, Any]:
-        head, plan = train_private(train, known, 2, 1.0, **settings)
-        value = accuracy(head, rows[validation], labels[validation])
-        return {"task": "sst2", "features": name, "epsilon": 1.0, "accuracy": value, **plan}
-
-    for name, settings in {
-        "the rule": {},
-        "C / 2": {"max_grad_norm": clip / 2},
-        "2 C": {"max_grad_norm": clip * 2},
-        "rate / 2": {"rate": 0.5},
-        "2 rate": {"rate": 2.0},
-    }.items():
-        for seed in range(2):
-            file.fill(f"validation/{name}/{seed}", functools.partial(judge, name, settings))
-
-
-def train_clip(rows: int, features: int) -> float:
-    """Return C of the rule at ε = 1."""
-    return whitened_config(rows, 1.0, DELTA, features).max_grad_norm
 
 
 def make_head(
@@ -407,29 +370,12 @@ def _cell(values: Sequence[float]) -> str:
     return text if len(values) == SEEDS else f"{text} ({len(values)})"
 
 
-def validation_table() -> str:
-    """Return the accuracies on validation sentences, around the rule."""
-    rows = RowFile(PATH).rows
-    groups: dict[str, list[Any]] = {}
-    for key, row in rows.items():
-        if key.startswith("validation/"):
-            groups.setdefault(row["features"], []).append(row)
-    if not groups:
-        return ""
-    lines = []
-    for title, found in groups.items():
-        values = ", ".join(f"{row['accuracy']:.1f}" for row in found)
-        lines.append([title, f"{found[0]['clip']:.3f}", f"{found[0]['rate']:.0f}", values])
-    return markdown(["validation %, ε = 1", "C", "rate", "two runs"], lines)
-
-
 def main() -> int:
     """Run, or print a table."""
     parser = make_parser(__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--task", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--features", nargs="*", default=[], choices=list(FEATURES))
-    parser.add_argument("--validate", action="store_true")
     parser.add_argument("--table", default="", choices=["", *TASKS])
     chosen = parser.parse_args()
     if chosen.table:
@@ -437,9 +383,6 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     file = RowFile(PATH)
-    if chosen.validate:
-        validate(chosen.data_dir, file)
-        return 0
     for name in chosen.task:
         run(name, chosen.data_dir, file, chosen.features)
     return 0

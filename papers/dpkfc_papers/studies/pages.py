@@ -242,9 +242,9 @@ def language(part: str) -> str:
     """Heads on layer means of a set of texts."""
     from dpkfc_papers.studies import language as study
 
-    name = "--validate" if part == "validation" else f"--task {part}"
-    made = study.validation_table() if part == "validation" else study.table(part)
-    return made or name_missing(f"python -m dpkfc_papers.studies.language {name}")
+    return study.table(part) or name_missing(
+        f"python -m dpkfc_papers.studies.language --task {part}"
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -268,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "federated-variations": partial(run_by_run, "federated_variations"),
     "generation": partial(run_by_run, "generation"),
     "fine-tuning": partial(run_by_run, "fine_tuning"),
+    "head-search": partial(run_by_run, "head_search"),
     "small-transformer": partial(run_by_run, "small_transformer"),
     "byte-gpt2": partial(run_by_run, "byte_gpt2"),
     "correlated-accuracy": partial(run_by_run, "correlated_noise"),
