@@ -6,7 +6,7 @@ import re
 
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
-    " email passport iban identifier".split()
+    " email passport iban identifier pid patientid personid subjectid vorname nachname".split()
 )
 # These name a person alone or with the other words, as in `home_phone` and `street address`. A
 # `phone_service` does not.
