@@ -259,6 +259,9 @@ def test_names_of_a_common_header_are_names():
         ("email2", True),
         ("patient_id", True),
         ("PatientID", True),
+        ("patientid", True),
+        ("pid", True),
+        ("Nachname", True),
         ("ssn", True),
         ("last name", True),
         ("paid", False),
@@ -311,3 +314,21 @@ def test_a_file_without_a_header_is_read_by_its_names(tmp_path):
 def test_encodings_with_states_are_refused():
     assert all(map(is_known_encoding, ("utf-8", "cp1252", "latin-1", "utf-16", "gb18030")))
     assert not any(map(is_known_encoding, ("utf-7", "hz", "cp500", "rot13", "", "\0")))
+
+
+@pytest.mark.parametrize(
+    "column, missing, unread",
+    [
+        (Column(kind="number", bounds=(0, 9)), ["NA", " ", "?"], ["3,5", "5 mg", "low", "12/8"]),
+        (Column(kind="number", missing=("-9", "k.A.")), ["-9", "-9.0", "k.A.", ""], ["NA", "<1"]),
+        (Column(kind="number", decimal=",", missing=("-9",)), ["-9,00", None], ["3.5", "n/a"]),
+        (Column(kind="pair", bounds=(0, 9, 0, 9)), ["", "NA"], ["120", "120-80"]),
+        (Column(kind="date", bounds=("2000-01-01", "2030-01-01")), ["NA"], ["31/12/2001", "May"]),
+        (Column(kind="flag"), ["null"], ["maybe", "2"]),
+        (Column(kind="category", categories=("a",)), ["NA"], []),
+    ],
+)
+def test_text_that_is_not_of_its_columns_kind_is_told_from_a_missing_value(column, missing, unread):
+    encoded = column.encode([*missing, *unread])
+    assert encoded.is_missing.all()
+    assert encoded.is_unread.tolist() == [False] * len(missing) + [True] * len(unread)

@@ -53,6 +53,12 @@ def test_bounds_that_most_values_lie_outside_of_are_named(share, is_named):
     assert "missing in" not in lines
 
 
+@pytest.mark.parametrize("share, is_named", [(0.05, False), (0.2, True)])
+def test_text_that_is_not_of_its_columns_kind_is_named(share, is_named):
+    lines = print_to_text(figures={("not of the column's kind", "born"): share}, width=200)
+    assert ("many values are unread in born (20.0%): compare kind" in lines) == is_named
+
+
 def test_every_kind_of_column_has_an_example_of_the_schema():
     columns = {
         "age": Column(kind="number", bounds=(0.0, 1.0)),

@@ -70,7 +70,8 @@ def test_encoding_equals_a_plain_loop(tmp_path):
     torch.testing.assert_close(records.inputs, _loop(schema, patients()))
     assert records.labels.tolist() == [int(row[-1] == "yes") for row in patients()]
     assert records.figures["outside of bounds", "age"] == 1 / 200
-    assert records.figures["missing", "age"] == 2 / 200
+    assert records.figures["missing", "age"] == 1 / 200
+    assert records.figures["not of the column's kind", "age"] == 1 / 200
     assert records.figures["of no known category", "sex"] == 50 / 200
 
 

@@ -127,6 +127,8 @@ def test_a_column_means_what_its_cells_mean(column, texts):
     alone = [column.encode([text]) for text in texts]
     assert np.array_equal(whole.features, np.concatenate([one.features for one in alone]))
     assert whole.is_missing.tolist() == [column.meaning(text) is None for text in texts]
+    assert whole.is_unread.tolist() == [bool(one.is_unread[0]) for one in alone]
+    assert not (whole.is_unread & ~whole.is_missing).any()
     assert whole.is_unexpected.tolist() == [bool(one.is_unexpected[0]) for one in alone]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -230,7 +231,9 @@ class Column:
                 if meaning is not None:
                     values[place] = meaning[0]
             numbers[rest] = values[codes]
-            return self._encode_meanings(np.isnan(numbers), numbers[~np.isnan(numbers)])
+            encoded = self._encode_meanings(np.isnan(numbers), numbers[~np.isnan(numbers)])
+            encoded.is_unread[rest] = self._are_unread(known, np.isnan(values))[codes]
+            return encoded
         codes, known = distinct(texts)
         meanings = [self.meaning(text) for text in known]
         is_missing = np.array([meaning is None for meaning in meanings], bool)
@@ -239,7 +242,23 @@ class Column:
         return EncodedColumn(
             features=encoded.features[codes],
             is_missing=is_missing[codes],
+            is_unread=self._are_unread(known, is_missing)[codes],
             is_unexpected=encoded.is_unexpected[codes],
+        )
+
+    def _are_unread(self, texts: Sequence[str | None], is_missing: np.ndarray) -> np.ndarray:
+        """Return which of the texts without a meaning `[N]` say something all the same."""
+        column = replace(self, missing=())
+        return np.array(
+            [
+                is_absent
+                and text is not None
+                and text.strip() != ""
+                and self._name(text) not in self._missing
+                and self.kind_value.read(column, text) is None
+                for text, is_absent in zip(texts, is_missing.tolist(), strict=True)
+            ],
+            bool,
         )
 
     def _encode_meanings(self, is_missing: np.ndarray, present: Any) -> EncodedColumn:
@@ -250,7 +269,7 @@ class Column:
         rows[is_missing, -1] = 1.0
         unexpected = np.zeros(len(is_missing), bool)
         rows[~is_missing, :-1], unexpected[~is_missing] = encode(self, present)
-        return EncodedColumn(rows, is_missing, unexpected)
+        return EncodedColumn(rows, is_missing, np.zeros_like(is_missing), unexpected)
 
 
 def is_power_of_two(number: int) -> bool:
@@ -273,10 +292,12 @@ class EncodedColumn:
     Attributes:
         features: float32 `[N, width]`.
         is_missing: whether each value is missing `[N]`. PRIVATE.
+        is_unread: whether it is missing since its text is not of the column's kind `[N]`. PRIVATE.
         is_unexpected: whether each is a number outside of the bounds, or of no known category
             `[N]`. PRIVATE.
     """
 
     features: np.ndarray
     is_missing: np.ndarray
+    is_unread: np.ndarray
     is_unexpected: np.ndarray

@@ -122,12 +122,14 @@ MARK = "PRIVATE, for you alone"
 _OF_COLUMNS = {
     "outside of bounds": "clamped",
     "missing": "missing",
+    "not of the column's kind": "unread",
     "of no known category": "unknown",
 }
 _WITHOUT_TARGET = "without a known target"
 # Shares of records or of a column from which the owner is warned.
 _MANY_RECORDS = 0.1
-_MANY_VALUES = {"clamped": 0.5, "missing": 0.99, "unknown": 0.99}
+_MANY_VALUES = {"clamped": 0.5, "missing": 0.99, "unread": 0.1, "unknown": 0.99}
+_AMOUNTS = {0.1: "many values are", 0.5: "most values are", 0.99: "nearly every value is"}
 # Columns that a warning names.
 _MOST_NAMES = 5
 
@@ -194,14 +196,14 @@ def _warnings(figures: Figures) -> list[str]:
         if names:
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             listed = ", ".join(names[:_MOST_NAMES])
-            amount = "nearly every value is" if least > 0.9 else "most values are"
-            found.append(f"{amount} {heading} in {listed}{more}: {_LOOK[what]}")
+            found.append(f"{_AMOUNTS[least]} {heading} in {listed}{more}: {_LOOK[what]}")
     return found
 
 
 _LOOK = {
     "outside of bounds": "compare bounds with the unit of the column",
-    "missing": "compare kind, format and missing with the file",
+    "missing": "compare missing with the file",
+    "not of the column's kind": "compare kind, format, decimal and missing with the file",
     "of no known category": "compare categories with the file",
 }
 _ADVICE = {

@@ -181,7 +181,8 @@ def _encode_columns(part: Table, schema: Schema, counts: Counter[tuple[str, str]
         encoded = column.encode(part.columns[name].texts)
         features[:, place : place + column.width] = encoded.features
         place += column.width
-        counts["missing", name] += int(encoded.is_missing.sum())
+        counts["missing", name] += int((encoded.is_missing & ~encoded.is_unread).sum())
+        counts["not of the column's kind", name] += int(encoded.is_unread.sum())
         if column.limits:
             counts["outside of bounds", name] += int(encoded.is_unexpected.sum())
         elif column.categories:
