@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from dpkfc.app.progress import TrainingProgress
+from dpkfc.app.progress import TrainingProgress, track
 
 
 def _draw_bar(done=0):
@@ -25,6 +25,17 @@ def test_it_shows_step_epsilon_clipping_speed_and_accuracy():
 
 def test_a_resumed_run_begins_where_it_was():
     assert "5/10" in _draw_bar(done=4)
+
+
+def test_parts_are_counted_on_a_terminal_alone(capsys, monkeypatch):
+    """Output that another program reads began with an empty line."""
+    assert list(track([1, 2], "features")) == [1, 2]
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(track([1, 2], "features")) == [1, 2]
+    shown = capsys.readouterr()
+    assert not shown.out and "features" in shown.err
 
 
 def test_without_a_console_nothing_is_drawn(capsys):

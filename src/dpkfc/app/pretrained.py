@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from dpkfc.app.datasets.errors import DatasetError, import_optional
+from dpkfc.app.progress import track
 from dpkfc.features.cache import cached_tensors
 from dpkfc.features.layer_means import LayerMeans
 from dpkfc.features.text_encoder import TextEncoder
@@ -81,7 +81,7 @@ def layer_width(encoder: TextEncoder) -> int:
 @lru_cache(maxsize=1)
 def layer_features(encoder: TextEncoder) -> LayerMeans:
     """Return the features of texts by an encoder, whitened by Zipf texts."""
-    return LayerMeans(encoder, show=partial(track, description="whitening", transient=True))
+    return LayerMeans(encoder, show=partial(track, label="whitening"))
 
 
 def unread_shares(encoder: TextEncoder, texts: Sequence[str]) -> dict[tuple[str, str], int]:
@@ -136,7 +136,7 @@ def public_means(encoder: TextEncoder, texts: Sequence[str], name: str) -> Tenso
     code = [inspect.getfile(TextEncoder)]
     parts = []
     starts = range(0, len(texts), _TEXTS_OF_A_FILE)
-    for start in track(starts, f"features, {name}", transient=True):
+    for start in track(starts, f"features, {name}"):
         some = texts[start : start + _TEXTS_OF_A_FILE]
         settings = {
             "encoder": encoder_digest,

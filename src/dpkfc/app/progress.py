@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import TypeVar
 
+from rich import progress as bars
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dpkfc.report.text import round_up
 
+_Part = TypeVar("_Part")
 _SMOOTHING = 0.1
 _SECONDS_A_LINE = 10.0
+
+
+def track(parts: Iterable[_Part], label: str) -> Iterable[_Part]:
+    """Return parts behind a bar on the terminal of stderr; elsewhere nothing is drawn."""
+    console = Console(stderr=True)
+    return bars.track(
+        parts, label, console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 class TrainingProgress:

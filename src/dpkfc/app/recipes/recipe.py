@@ -12,7 +12,6 @@ from importlib import resources
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.examples import Examples, ExampleSet, split_off_validation
@@ -21,6 +20,7 @@ from dpkfc.app.models import build_seeded
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.pretrained import multiplies_bfloat16
+from dpkfc.app.progress import track
 from dpkfc.app.recipes.objective import CLASSIFICATION, Objective
 from dpkfc.app.recipes.smoke import slice_for_smoke
 from dpkfc.app.run_config import RunConfig
@@ -47,7 +47,7 @@ def compute_features(settings: JoinedFeatures, inputs: Tensor, name: str) -> Ten
     parts = []
     # An encoder in half precision gives the same accuracy (docs/results/scaling.md).
     with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bfloat16()):
-        for chunk in track(inputs.split(_FEATURE_CHUNK), f"features, {name}", transient=True):
+        for chunk in track(inputs.split(_FEATURE_CHUNK), f"features, {name}"):
             parts.append(features(chunk).half())
     return torch.cat(parts)
 
