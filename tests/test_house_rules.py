@@ -21,10 +21,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_500,
-    "app": 119_000,
-    "papers": 97_000,
-    "benchmarks": 50_000,
+    "core": 311_150,
+    "app": 118_400,
+    "papers": 96_440,
+    "benchmarks": 48_920,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}

@@ -118,7 +118,7 @@ def sentence_recipe(
         name,
         source,
         num_classes,
-        partial(minilm_tokens, length=length),
+        lambda lines: minilm_tokens(lines, length),
         length,
         unseen=unseen,
         build=partial(minilm_classifier, num_classes),

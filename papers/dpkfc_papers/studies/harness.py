@@ -53,7 +53,7 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
 def _commit() -> str | None:
     """What is checked out, with a + where files differ from it; None without git."""
     try:
-        here = {
+        here: dict[str, Any] = {
             "cwd": ROOT,
             "capture_output": True,
             "text": True,
@@ -372,7 +372,7 @@ def finish(figure: Any, path: Path, columns: int = 0) -> None:
     import matplotlib.pyplot as plt
 
     if columns:
-        handles = {}
+        handles: dict[str, Any] = {}
         for panel in figure.axes:
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)

@@ -21,8 +21,8 @@ from dpkfc.report.promise import agrees
 from dpkfc.report.verify import check_recorded, check_texts, check_weights, verify_history
 from dpkfc.report.written_card import Card, CardError, read_card
 
-_COMPARED = ("plan_hash", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature")
-_COMPARED += ("meaning",)
+_COMPARED = ["plan_hash", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature"]
+_COMPARED += ["meaning"]
 _MISSING = "nothing"
 
 
