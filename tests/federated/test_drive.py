@@ -44,7 +44,7 @@ def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, 
     assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected
     assert (tmp_path / "server" / "finished.txt").read_text() == "4 rounds"
     assert len(run.history) == 4
-    if case != "masked":  # without noise the trajectory is that of one process
+    if case != "masked":  # without noise one process has the same trajectory
         here = federate(APP.plan(chosen), head(), loss_fn, datasets())
         found = vector(run.server.parameters)
         assert torch.allclose(found, vector(here.server.parameters), atol=1e-12)

@@ -456,7 +456,7 @@ def _load(x):
     content = io.BytesIO()
     torch.save(x, content)
     content.seek(0)
-    return torch.load(content)
+    return torch.load(content, weights_only=True)
 
 
 @pytest.mark.parametrize(

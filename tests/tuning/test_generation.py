@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow  # needs a sentence encoder or packages of figures
 
 PAIRS = [
     ("name[The Eagle], food[French], area[riverside]", "The Eagle has French food by the river."),
-    ("name[Blue Spice], eatType[pub], familyFriendly[no]", "Blue Spice is no pub for children."),
+    ("name[Blue Spice], eatType[pub], familyFriendly[no]", "Blue Spice is not a pub for children."),
     ("name[The Eagle], food[French], area[riverside]", "By the river, the Eagle is French."),
 ]
 TRIPLES = [("Wolves | TEAM_OF | Newberry College", "The wolves play for Newberry College.")]

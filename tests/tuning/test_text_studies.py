@@ -128,7 +128,7 @@ def test_a_search_is_chosen_by_validation_rows_and_pays_for_its_trials(monkeypat
     assert chosen == [nearest] * 2 and row["chosen"] == nearest._asdict()
     assert row["test"] == [abs(nearest.steps - 40)] * 2
     assert len(settings) == 20 and noise == last_noise
-    # 21 runs that share ε: their noise together is that of one run.
+    # 21 runs share ε: together they have the noise of one run.
     whole = head_search.gaussian_noise(1.0, DELTA)
     assert 21 / noise**2 == pytest.approx(1 / whole**2)
 
