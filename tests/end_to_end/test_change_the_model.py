@@ -1,5 +1,7 @@
 """Change the parameters of a model after its session was built: refused by name."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -74,3 +76,26 @@ def test_a_changed_model_is_refused_by_name_before_a_release(change, message, af
         with pytest.raises(RuntimeError, match=f"parameter {message}"):
             train(s, 1)
         assert s.ledger.count == after
+
+
+class Beside(nn.Module):
+    """A model that never calls its second layer, or calls it for nothing."""
+
+    def __init__(self, *, is_called):
+        super().__init__()
+        self.head, self.other = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+        self.is_called = is_called
+
+    def forward(self, x):
+        return self.head(x) + 0.0 * self.other(x) if self.is_called else self.head(x)
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_parameter_that_the_loss_never_uses_is_named_in_a_warning(is_called):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with open_session(Beside(is_called=is_called), data()) as s:
+            train(s, 1)
+    named = [str(x.message) for x in caught if "noise alone" in str(x.message)]
+    assert len(named) == (not is_called)
+    assert is_called or "'other.weight'" in named[0] and "(2 such)" in named[0]
