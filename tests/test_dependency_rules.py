@@ -368,28 +368,6 @@ COUNTER_EXAMPLES = [
     (patched_objects, "gradients.tape", "import torch\ntorch.nn.Linear.forward = None"),
     (patched_objects, "gradients.tape", "module.forward = wrapped"),
 ]
-INNOCENT = [
-    (
-        internal_imports,
-        "session",
-        "from dpkfc.config import Plan\nfrom dpkfc.gradients import tape",
-    ),
-    (
-        internal_imports,
-        "gradients.tape",
-        "from . import layers\nfrom dpkfc.linalg.blocks import Outer",
-    ),
-    (torch_in_privacy, "privacy.mechanism", "import torch"),
-    (third_party, "cli", "def demo():\n    import sklearn.datasets"),
-    (
-        private_parameters,
-        "curvature.factors",
-        "def f(model, capture, layers, database_free, batch_size): ...",
-    ),
-    (global_seeds, "curvature.probes", "generator.manual_seed(3)"),
-    (normal_draws, "curvature.probes", "torch.randn(2)"),
-    (patched_objects, "session", "for p in model.parameters():\n    p.grad = None"),
-]
 RULES = list(dict.fromkeys(rule for rule, _, _ in COUNTER_EXAMPLES))
 
 
@@ -415,11 +393,6 @@ def test_the_package_keeps_the_rule(rule):
 @pytest.mark.parametrize(("rule", "name", "text"), COUNTER_EXAMPLES)
 def test_a_planted_breach_is_caught(rule, name, text):
     assert list(rule(File(name, text)))
-
-
-@pytest.mark.parametrize(("rule", "name", "text"), INNOCENT)
-def test_an_innocent_file_passes(rule, name, text):
-    assert not list(rule(File(name, text)))
 
 
 def test_there_is_something_to_check():

@@ -3,16 +3,9 @@
 import ast
 import re
 import runpy
-from importlib.util import find_spec
 
 import pytest
 
-try:
-    import tomllib
-except ModuleNotFoundError:
-    import tomli as tomllib
-
-from tests.conftest import ONLY_SLOW
 from tests.documents import ROOT
 from tests.test_dependency_rules import source_files
 
@@ -95,11 +88,3 @@ def test_every_slug_in_a_message_is_a_heading_of_the_errors_page():
     for file in source_files():
         named |= set(re.findall(r"docs/errors\.md#([a-z-]+)", ast.unparse(file.tree)))
     assert named == headings
-
-
-def test_a_quick_test_finds_no_browser_no_ray_and_no_notebook():
-    assert not [name for name in ONLY_SLOW if find_spec(name)]
-    # Packages of `dev` are those of `make test`.
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    names = " ".join(extras["optional-dependencies"]["dev"])
-    assert not re.search(r"sphinx|docs|federated|selenium|simulation|text", names)

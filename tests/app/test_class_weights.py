@@ -56,8 +56,6 @@ def test_a_threshold_decides_answers_scores_and_predictions(tmp_path):
         ({"class_weights": "balanced"}, "counts of labels are private"),
         ({"class_weights": "1"}, "must be 2 numbers above 0"),
         ({"class_weights": "1 0"}, "must be 2 numbers above 0"),
-        ({"class_weights": "1 nan"}, "must be 2 numbers above 0"),
-        ({"class_weights": "1 inf"}, "must be 2 numbers above 0"),
         ({"threshold": 1.0}, "threshold must be below 1"),
         ({"threshold": 0.0}, "threshold must be above 0"),
     ],

@@ -17,7 +17,7 @@ from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.cells import MISSING
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.files import encode_table, unit_names
+from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import input_columns
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _places, split_records
@@ -181,12 +181,6 @@ def test_one_more_row_without_a_person_moves_no_other_row(tmp_path, nobody):
     assert not before - after and (after - before).total() <= 1
 
 
-def test_a_person_written_in_two_forms_is_one_unit():
-    forms = ["7", "7.0", " 7 ", "8", "NA", "NA"]
-    names = unit_names(forms, [b"same"] * len(forms), Schema(unit="who"))
-    assert len(set(names)) == 4 and len(set(names[:3])) == 1
-
-
 def test_rows_of_a_person_stay_together(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema_path.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
@@ -235,29 +229,6 @@ def test_a_delimiter_that_is_not_known_is_given(tmp_path):
     for given in ({"text": "note"}, {"sheet": "one"}, {"label_file": path}):
         with pytest.raises(ConfigError, match="does not apply to .*odd.txt; leave it out"):
             empty_schema(path, "y", **given)
-
-
-def test_numbers_may_have_a_decimal_comma(tmp_path):
-    path = tmp_path / "european.csv"
-    path.write_text("age;y\n3,5;a\n4.5;b\n1.234,5;a\n", "utf-8")
-    toml = tmp_path / "european.toml"
-    text = """target = "y"
-classes = ["a", "b"]
-delimiter = ";"
-decimal = ","
-[columns.age]
-kind = "number"
-bounds = [0, 10]
-"""
-    toml.write_text(text, "utf-8")
-    features = encode_table(path, read_schema(toml)).inputs
-    assert torch.allclose(features, torch.tensor([[-0.3, 0.0], [0.0, 1.0], [0.0, 1.0]]))
-    toml.write_text(text.replace('decimal = ","', 'decimal = ","\nthousands = "."'), "utf-8")
-    features = encode_table(path, read_schema(toml)).inputs
-    assert torch.allclose(features[2], torch.tensor([1.0, 0.0]))
-    toml.write_text(text.replace('decimal = ","', 'decimal = ";"'), "utf-8")
-    with pytest.raises(ConfigError, match="decimal must be"):
-        read_schema(toml)
 
 
 def test_the_probe_looks_like_the_schema(tmp_path):

@@ -385,21 +385,3 @@ def test_few_records_find_nothing_and_train(tmp_path):
     run(_config(tmp_path, count=60, delta=1e-3, bounds_share=0.05, test_mode=True))
     schema = read_schema(tmp_path / "run" / "schema.toml")
     assert {column.origin for column in schema.columns.values()} == {"default"}
-
-
-def test_the_command_finds_bounds(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = _config(tmp_path, count=400)
-    words = [
-        "train",
-        "--data",
-        config.data.data,
-        "--schema",
-        config.data.schema,
-        "--bounds",
-        "private",
-    ]
-    words += ["--epsilon", "3", "--steps", "2", "--batch-size", "64", "--out", "by-command"]
-    done = call(*words)
-    assert done.exit_code == 0, done.output
-    assert verify(tmp_path / "by-command" / "ledger.jsonl").releases[0]["purpose"] == "bounds"

@@ -21,7 +21,7 @@ from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.run_config import SECTION_OF, SECTIONS, SETTINGS, RunConfig, make_config
 from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
-from dpkfc.app.toml import ConfigError, nearest, read_toml, tomllib
+from dpkfc.app.toml import ConfigError, read_toml, tomllib
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
@@ -99,12 +99,6 @@ def test_a_written_config_beats_the_recipe(tmp_path):
 def test_any_value_survives_toml(text, number, integer):
     config = make_config(recipe="digits", chosen_by=text, lr=number, seed=integer)
     assert make_config(**flatten(tomllib.loads(to_toml(config)), "x")) == config
-
-
-def test_flat_and_sectioned_files_are_the_same():
-    assert flatten({"lr": 0.1, "steps": 3}, "x") == flatten(
-        {"optimizer": {"lr": 0.1}, "privacy": {"steps": 3}}, "x"
-    )
 
 
 def test_settings_reach_the_library_in_its_types():
@@ -364,12 +358,6 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_toml(path)
-
-
-def test_nearest():
-    assert nearest("epsilom", ["epsilon", "steps"]) == "did you mean 'epsilon'?"
-    assert nearest("zzz", ["b", "a"]) == "known: a, b"
-    assert len(nearest("zzz", map(str, range(500)))) < 100
 
 
 def test_recipe_defaults_hold_no_unknown_key():

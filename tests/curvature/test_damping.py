@@ -158,12 +158,9 @@ def test_condition_numbers_before_and_after():
     ("fields", "message"),
     [
         ({"value": 0.0}, "damping must be positive"),
-        ({"value": -1.0}, "damping must be positive"),
-        ({"value": float("nan")}, "damping must be positive"),
         ({"mode": "both"}, "damping_mode"),
         ({"gamma": -1.0, "mode": "absolute"}, "gamma"),
         ({"gamma": 0.1}, "gamma=0.1 is read only"),
-        ({"exponent": 0.0}, "exponent"),
         ({"exponent": 0.6}, "exponent"),
         ({"rank_tolerance": 1.0}, "rank_tolerance"),
     ],

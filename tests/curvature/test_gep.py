@@ -166,7 +166,6 @@ def _used_only(model, loss):
         ({"rank": 31}, "cannot be found from the gradients of 30 public examples"),
         ({"probe_size": 5}, "raise probe_size"),
         ({"embedding_norm": 0.0}, "embedding_norm must be positive"),
-        ({"embedding_norm": None}, "embedding_norm must be positive"),
         ({"residual_norm": float("inf")}, "residual_norm must be positive"),
         ({"share": 1.0}, r"share must lie in \(0, 1\)"),
         ({"labels": "true"}, "labels must be one of"),

@@ -58,7 +58,6 @@ def test_the_schedule_has_the_values_of_the_specification():
     [
         ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
         ({"lambda_base": 1.0}, "lambda_base must lie in"),
-        ({"lambda_base": 0.0}, "lambda_base must lie in"),
         ({"warm": 1.0}, "warm must lie in"),
         ({"power": 0.0}, "power must be positive"),
         ({"every": 0}, "every must be an integer"),

@@ -168,10 +168,8 @@ def test_an_oracle_stays_one():
         ({"probe": "pink"}, "probe must be another probe"),
         ({"probe": Refined(PinkNoise(SHAPE))}, "probe must be another probe"),
         ({"steps": 0}, "steps must be an integer >= 1"),
-        ({"steps": 2.5}, "steps"),
         ({"smoothing": -1}, "smoothing"),
         ({"step_size": 0.0}, "step_size"),
-        ({"step_size": float("inf")}, "step_size"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings, what):

@@ -163,46 +163,7 @@ def test_a_patient_with_several_records_and_views_has_one_clip(bound):
         )
 
 
-def release_sum(x, y, **settings):
-    """The clipped sum of one step over all of these examples."""
-    p = PrivacyConfig(
-        expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings
-    )
-    model = net()
-    before = weights(model)
-    with Session(
-        p.with_noise(0.0, 1e-3, len(x)), model, torch.optim.SGD(model.parameters(), 1.0), (x, y)
-    ) as s:
-        s.step(next(s.batches()), loss_fn)
-    return (before - weights(model)) * len(x)
-
-
-@pytest.mark.parametrize("views", [1, 4])
-def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views):
-    x, y = data(6)
-    x[0] *= 40
-    moved = release_sum(x, y, augmentations=views) - release_sum(x[1:], y[1:], augmentations=views)
-    assert 0.5 * 0.7 < float(moved.norm()) <= 0.7 * (1 + 1e-9)
-
-
 OWN = np.random.default_rng(0)
-
-
-def mixup_with_its_own_generator(batch):
-    share = float(OWN.beta(0.4, 0.4))
-    return share * batch[0] + (1 - share) * batch[0].roll(1, 0), batch[1]
-
-
-def mixed_labels(batch):
-    return batch[0], batch[1].roll(1, 0)
-
-
-@pytest.mark.parametrize("augment", [mixup_with_its_own_generator, mixed_labels])
-def test_mixing_examples_is_refused_before_anything_is_spent(augment):
-    with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
-        with pytest.raises(ValueError, match="augment mixes the rows of a batch"):
-            train(s)
-        assert s.ledger.count == 0
 
 
 class Remembers:

@@ -180,22 +180,6 @@ def test_in_an_opacus_script(backend, part):
     assert torch.equal(*found)
 
 
-def test_a_model_that_is_compiled_between_two_steps(backend):
-    found = []
-    for compiled in (False, True):
-        model = net()
-        torch.manual_seed(1)
-        with Session(
-            plan(1.0, steps=3), model, torch.optim.SGD(model.parameters(), 0.1), data()
-        ) as session:
-            for batch in session.batches():
-                session.step(batch, loss_fn)
-                if compiled:
-                    model.block.compile(backend=backend)
-        found.append(weights(model))
-    assert torch.equal(*found)
-
-
 # -- functions that call layers, or follow them ----------------------------------------------------
 
 

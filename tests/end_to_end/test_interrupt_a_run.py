@@ -1,7 +1,6 @@
 """Stop in the middle of a batch: nothing of it is in the next release, and the ledger is right.
 
-That an exception in a session and in an Opacus script leaks nothing is in `tests/test_session.py`
-and `tests/integrations/test_opacus_loader.py`; here are the other ways out.
+Opacus scripts that are interrupted are in `tests/integrations`.
 """
 
 import gc
@@ -11,15 +10,11 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.testing import assert_close
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.integrations.opacus import BatchMemoryManager
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
-from tests.integrations import opacus_cases
 from tests.recording import Heard
 from tests.test_session import data, kfac, loss_fn, plan, weights
 
@@ -178,94 +173,6 @@ def test_an_exception_keeps_no_private_tensor_alive():
             session.step(next(session.batches()), fail)
         gc.collect()
         assert len(alive) == 12 and all(ref() is None for ref in alive)
-
-
-# -- an Opacus script ------------------------------------------------------------------------------
-
-
-class Fragile(nn.Module):
-    """Is interrupted inside its forward pass, between two layers."""
-
-    broken = False
-
-    def forward(self, x):
-        if self.broken:
-            raise KeyboardInterrupt
-        return torch.tanh(x)
-
-
-def backward(model, batch):
-    F.cross_entropy(model(batch[0]), batch[1]).backward()
-
-
-def fail_in_forward(model, optimizer, batches):
-    for i, batch in enumerate(batches):
-        Fragile.broken = i == 1  # of the class: an attribute of the module would be put back
-        backward(model, batch)
-        optimizer.step()
-
-
-def fail_in_physical_batch(model, optimizer, batches):
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
-    ) as physical:
-        released = 0
-        for batch in physical:
-            backward(model, batch)
-            if released == 1:
-                raise KeyboardInterrupt
-            optimizer.step()
-            released += (
-                any("momentum_buffer" in s for s in optimizer.state.values()) and not released
-            )
-
-
-def close_stream(model, optimizer, batches):
-    stream = iter(batches)
-    for _ in range(2):
-        batch = next(stream)
-        backward(model, batch)
-        if optimizer.state:
-            stream.close()
-            raise KeyboardInterrupt
-        optimizer.step()
-
-
-WAYS = [fail_in_forward, fail_in_physical_batch, close_stream]
-
-
-@pytest.mark.parametrize("leave", WAYS)
-def test_an_opacus_script_that_is_interrupted(leave):
-    """Without noise, the next release is the clipped mean of its own batch."""
-    model = opacus_cases.mlp()
-    model[1] = Fragile()
-    engine, model, optimizer, batches = opacus_cases.private(model, max_grad_norm=1e-2)
-    with engine:
-        with pytest.raises(KeyboardInterrupt):
-            leave(model, optimizer, batches)
-        assert engine.ledger.count == 1
-        Fragile.broken = False
-        buffers = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
-        before = weights(model)
-        batch = next(iter(batches))
-        assert all(p.grad is None and p.requires_grad for p in model.parameters())
-        rows = []
-        for x, y in zip(*batch, strict=True):
-            with torch.enable_grad():
-                loss = F.cross_entropy(model.eval()(x[None]), y[None])
-            rows.append(
-                torch.cat(
-                    [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
-                )
-            )
-        backward(model.train(), batch)
-        optimizer.step()
-        assert engine.ledger.count == 2
-        expected = sum(row * 1e-2 / row.norm() for row in rows) / opacus_cases.B
-        momentum = 0.9 * torch.cat([b.flatten() for b in buffers])
-        assert_close((before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10)
-        released = torch.cat([p.grad.flatten() for p in model.parameters()])
-        assert_close(released, expected, rtol=1e-6, atol=1e-10)
 
 
 # -- the Trainer -----------------------------------------------------------------------------------

@@ -6,51 +6,18 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 import torch
 from torch import nn
 
-from dpkfc import checkpoint
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import NGD, AdaDPS, PublicData
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
-from tests import forked
 from tests.test_session import N, data, kfac, loss_fn, net, plan, session, train, weights
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None
-
-
-def cut_off(folder, size):
-    """A save whose process is taken away when it has written this many bytes of a file."""
-    checkpoint.write(folder, {"model": {"weight": torch.zeros(1000)}}, {"step": 1})
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    checkpoint.write(folder, {"model": {"weight": torch.ones(100_000)}}, {"step": 2})
-
-
-@pytest.mark.skipif(resource is None, reason="no limits of processes")
-def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path):
-    folder = tmp_path / "checkpoint"
-    done = forked.call(cut_off, folder, 65536)
-    assert done.returncode == -signal.SIGXFSZ, done.stderr
-    assert list((tmp_path / "checkpoint.new").iterdir())  # the file that was being written
-    tensors, meta = checkpoint.read(folder)
-    assert meta == {"step": 1} and not tensors["model"]["weight"].any()
-    checkpoint.write(folder, {"model": {"weight": torch.full((3,), 3.0)}}, {"step": 3})
-    assert checkpoint.read(folder)[1] == {"step": 3}
-    assert [x.name for x in tmp_path.iterdir()] == ["checkpoint"]
-    (tmp_path / "any").touch()
-    # those whom umask lets read it
-    assert {x.stat().st_mode for x in folder.iterdir()} == {(tmp_path / "any").stat().st_mode}
-
 
 # -- bit for bit in test mode ----------------------------------------------------------------------
 
@@ -249,26 +216,6 @@ def test_a_checkpoint_without_test_mode_holds_no_generator(tmp_path):
         assert ("torch_rng" in meta) == expected
         assert meta["caveats"] == list(s.plan.caveats)
         assert bool(meta["caveats"]) == expected
-
-
-def test_bfloat16_weights_and_buffers_are_resumed(tmp_path):
-    def build():
-        model = net().to(torch.bfloat16)
-        model.register_buffer("kept", torch.tensor(3.0))
-        return session(
-            plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"
-        ), model
-
-    s, model = build()
-    with s:
-        train(s, 2)
-        model.kept.fill_(4.0)
-        s.save(tmp_path / "c")
-    s, resumed = build()
-    with s:
-        assert s.restore(tmp_path / "c") is None
-        assert torch.equal(weights(model), weights(resumed)) and float(resumed.kept) == 4.0
-        assert s.steps_done == 2
 
 
 def test_a_drawn_batch_survives_a_restore(tmp_path):

@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from functools import cache
 
 import pytest
 import torch
@@ -13,56 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc.gradients.discovery import find_layers
 from tests.gradients.whitened import clip_in_library
 from tests.integrations import opacus_cases
-from tests.sessions import cross_entropy, train
-from tests.test_session import N, data, kfac, loss_fn, net, plan, session, weights
-
-BROKEN = {
-    "nan": float("nan"),
-    "infinity": float("inf"),
-    "minus infinity": -float("inf"),
-    "overflow": 1e300,
-}
-
-
-@pytest.mark.quick(
-    "nan-{}-*", "infinity-*3}-kfac", "minus infinity-*3}-identity", "overflow-*3}-identity"
-)
-@pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
-@pytest.mark.parametrize("settings", [{}, {"max_physical_batch_size": 3}], ids=str)
-@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
-def test_the_run_is_the_one_without_the_example(value, settings, preconditioner):
-    """With its loss masked away the example contributes zero; with the broken value it must
-    contribute the same.
-    """
-    found = train_broken(value, settings, preconditioner)
-    assert bool(torch.isfinite(found).all())
-    # an overflow in the inputs alone may still have a finite gradient, which is then clipped
-    if value != 1e300:
-        expected = train_masked(tuple(settings.items()), preconditioner)
-        assert_close(found, expected, rtol=1e-9, atol=1e-11)
-
-
-@cache
-def train_masked(settings, preconditioner):
-    """The weights of a run in which the example counts zero."""
-    return train_broken(None, dict(settings), preconditioner)
-
-
-def train_broken(value, settings, preconditioner):
-    """The weights of a run with a broken value, or without the example."""
-    model, (x, y) = net(), data()
-    mask = torch.ones(N, dtype=torch.float64)
-    if value is None:
-        mask[5] = 0.0
-    else:
-        x[5] = value
-
-    def loss(model, batch):
-        return cross_entropy(model, batch) * batch[2]
-
-    settings = {"expected_batch_size": 20, "steps": 3, **settings}
-    train(model, (x, y, mask), loss, preconditioner=preconditioner, **settings)
-    return weights(model)
+from tests.sessions import train
+from tests.test_session import N, data, loss_fn, net, plan, session, weights
 
 
 class Token(nn.Module):

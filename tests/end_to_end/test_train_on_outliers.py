@@ -1,7 +1,6 @@
 """Hold one extreme record: it changes its own clipped gradient and nothing else."""
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -10,8 +9,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from dpkfc.data.loading import MicroBatches, layout
-from dpkfc.federated import Client, LocalModel, PerUpload, TrustedServer
-from dpkfc.federated.plan import FederatedConfig
 from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_sum import clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -101,45 +98,3 @@ def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
     assert float((total - others).norm()) <= C * (1 + 1e-5)
     assert_close(total - own, others, rtol=0, atol=1e-5 * C)
     assert_close(norms[kept], norms_of_others, rtol=1e-5, atol=0)
-
-
-def federated(data, loss, privacy):
-    """The sum of a client before its noise."""
-    config = FederatedConfig(
-        clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy
-    )
-    plan = config.with_noise(2.0, 1e-5)
-    client = Client(0, plan, LocalModel(plan, net(), loss), data)
-    sums = client._work.sum_examples(client.records.all)
-    assert not client._work.failed and client._work.error is None
-    return flat(sums)
-
-
-@settings(max_examples=8, deadline=None)
-@given(**CASES, privacy=st.sampled_from([TrustedServer("clients"), PerUpload()]))
-def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradient(
-    value, place, entry, loss, privacy
-):
-    x, y = set_entry(value, place, entry)
-    own, _ = central((x[place : place + 1], y[place : place + 1]), loss, None)
-    moved = federated((x, y), loss, privacy) - federated(leave_out(place), loss, privacy)
-    assert_close(moved, own, rtol=0, atol=1e-5 * C)
-
-
-@pytest.mark.parametrize("value", EXTREMES)
-def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(value):
-    """The check may read types and shapes of a record, so the same loss must pass whatever its
-    values are.
-    """
-    x, y = set_entry(value, 0, 0)
-    config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, privacy=PerUpload())
-    plan = config.with_noise(2.0, 1e-5)
-    local = LocalModel(plan, net(), squared_error)
-    Client(0, plan, local, (x, y))
-
-    def mix(model, batch):
-        losses = squared_error(model, batch)
-        return losses - 0.9 * losses.mean()
-
-    with pytest.raises(ValueError, match="mixes examples"):
-        Client(0, plan, LocalModel(plan, net(), mix), (x, y))

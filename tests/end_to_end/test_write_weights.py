@@ -219,16 +219,6 @@ def test_evaluation_and_an_average_beside_the_model_write_nothing():
         assert session.steps_done == STEPS
 
 
-def test_two_sessions_that_share_a_model_refuse_each_other():
-    model = nn.Linear(4, 2)
-    with session_of(model) as one, session_of(model) as other:
-        step(one)
-        step(other)
-        with pytest.raises(RuntimeError, match="written between two releases"):
-            step(one)
-        assert one.steps_done == 1
-
-
 def test_a_checkpoint_is_a_door_of_the_session(tmp_path):
     with session_of(nn.Linear(4, 2)) as session:
         step(session)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
@@ -17,7 +17,6 @@ from dpkfc.session import Session
 from dpkfc.step_record import Batch
 
 N = 64
-Example = tuple[Tensor, Tensor]
 
 
 def list_by_position(model, batch):

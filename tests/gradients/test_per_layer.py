@@ -56,17 +56,3 @@ def test_each_layer_is_clipped_to_its_share(c):
     found = sum_by_layers(net, x, y, c)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
-def test_one_example_moves_the_sum_by_at_most_c(value):
-    """Whatever it is; one whose gradient is not finite in any layer contributes to none."""
-    net, (x, y) = model(), data()
-    x[2, 0, 3, 3] = value
-    whole = sum_by_layers(net, x, y, 0.3)
-    kept = [i for i in range(len(x)) if i != 2]
-    rest = sum_by_layers(net, x[kept], y[kept], 0.3)
-    moved = torch.cat([(whole[name] - rest[name]).flatten() for name in whole]).norm()
-    assert float(moved) <= 0.3 * (1 + 1e-9)
-    if not math.isfinite(value):
-        assert float(moved) == pytest.approx(0.0, abs=1e-12)

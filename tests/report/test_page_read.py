@@ -8,12 +8,10 @@ import pytest
 
 from dpkfc.app.html.contents import Contents, list_departures, read_all
 from dpkfc.app.html.groups import assign_styles, comparable_panels, group_runs
-from dpkfc.app.html.page import build, make_environment
-from dpkfc.app.html.texts import epsilon_text, show
+from dpkfc.app.html.page import build
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import tomllib
-from dpkfc.report.text import number, plain
 from tests.report.page_cases import change_card, plan, run_folder, summary, tuning
 
 
@@ -95,24 +93,6 @@ def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path, damage, mes
         read_all([tmp_path / "bad"])
 
 
-def test_text_stays_text():
-    assert plain("a\nb\x1b[31m\u202ec") == "a b[31mc" and len(plain("x" * 10_000)) == 600
-    environment = make_environment()
-    page = environment.from_string("{{ text }}|{{ text | cut(4) }}").render(
-        text="<a href='x'>&\"\x1b\u202e\n"
-    )
-    assert page == "&lt;a href=&#39;x&#39;&gt;&amp;&#34; |&lt;a …"
-    assert (show(1.23456), show(True), show("a\nb")) == ("1.235", "yes", "a b")
-    assert (number(True), number("1"), number(float("nan")), number(10**400), number(2)) == (
-        None,
-        None,
-        None,
-        None,
-        2.0,
-    )
-    assert (epsilon_text("inf"), epsilon_text(0.99951), epsilon_text("x")) == ("∞", "1.000", "–")
-
-
 def test_a_folder_of_runs_is_opened_and_nothing_counts_twice(tmp_path):
     run_folder(tmp_path / "a")
     run_folder(tmp_path / "b", "dp-sgd")
@@ -143,13 +123,6 @@ def test_a_tuning_study_is_shown_without_the_number_of_trials_where_it_is_secret
     is_shown = search == "tpe"
     assert ("13 (1 pruned" in page) == ("trial 13: why" in page) == is_shown
     assert ("All 13 runs" in page) == is_shown
-
-
-def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path):
-    small, real = run_folder(tmp_path / "small", smoke=True), run_folder(tmp_path / "real")
-    groups = group_runs(read_all([small, real]).runs)
-    tasks = {panel.task for panel in comparable_panels(groups)}
-    assert tasks == {"digits", "digits (smoke run)"}
 
 
 def test_seeds_become_one_group_with_mean_and_deviation():

@@ -54,33 +54,27 @@ def test_tables_are_listed_with_what_can_be_run_here(capsys):
         (("reproduce", "dp-kfc-11"), "did you mean"),
         (("reproduce", "quux"), "known: disk-1, disk-3"),
         (("reproduce", "quux"), "dpkfc reproduce --list shows all"),
-        (("reproduce", "kfc-fig22"), "did you mean 'kfc-fig2'"),
         (("reproduce", "dp-kfc-1", "--seeds", "0"), "seeds = 0"),
         (("reproduce", "dp-kfc-1", "--workers", "4000"), "one core"),
         (
             ("reproduce", "dp-kfc-1", "--budget=-1"),
             "--budget -1: give minutes, 0 (nothing is run) or more",
         ),
-        (("reproduce", "kfc-fig1", "--budget", "nan"), "--budget nan: give minutes"),
         (("reproduce", "dp-fedsofim", "--budget", "inf"), "leave it out for no bound"),
         (
             ("reproduce", "dp-kfc-1", "--column", "ε = 3"),
             "no column 'ε = 3'; it has: ε = 1 | ε = 2 | ε = 8",
         ),
         (("reproduce", "dp-kfc-1", "kfc-fig2", "--column", "ε = 1"), "leave out 'kfc-fig2'"),
-        (("reproduce", "dp-fedsofim", "dp-kfc-11"), "did you mean"),
         (("reproduce", "dp-fedsofim", "dp-kfc-1", "--results", "rows.json"), "a call of its own"),
-        (("tune", "--recipe", "digits", "--method", "dp-kfk"), "did you mean 'dp-kfc'"),
         (
             ("tune", "--recipe", "digits", "--method", "dp-sgd", "--budget=-1"),
             "--budget -1: give minutes",
         ),
-        (("tune", "--recipe", "digit", "--method", "dp-sgd"), "unknown recipe"),
         (
             ("tune", "--recipe", "digits", "--method", "dp-sgd", "--stps", "3"),
             "did you mean '--steps'",
         ),
-        (("tune", "--recipe", "digits", "--method", "dp-sgd", "--search", "grid"), "tpe | random"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, arguments, says):

@@ -78,32 +78,20 @@ def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
     "name, row, column, text",
     [
         ("dp-kfc-1", "Synthetic DP-KFC + DP-AdamBC", "ε = 1", "95.5 ± 0.3"),
-        ("dp-kfc-1", "DP-SGD", "ε = 8", "93.7 ± 0.3"),
-        ("dp-kfc-2", "Synthetic DP-KFC", "Path ← MNIST", "78.2 ± 1.9"),
         (
             "dp-kfc-5",
             "StackOverflow (head on BERT; here on MiniLM), Pub. KFAC",
             "ε = 10",
             "98.3 ± 0.2",
         ),
-        ("dp-kfc-5", "CIFAR-100 (CrossViT), Syn. KFAC", "ε = 2", "59.8 ± 0.4"),
-        ("dp-kfc-5", "IMDB (logistic regression), DP-SGD", "ε = 2.8", "83.1 ± 0.1"),
-        ("dp-kfc-6", "AdaDPS", "ε = 5", "93.6 ± 1.3"),
         ("dp-kfc-7", "DP-KFC", "CIFAR-10", "59.1"),
         ("dp-ngd-2", "SVHN (WRN-16-4), DP-NGD (Ours)", "ε = 1", "84.65 ± 0.37"),
-        ("dp-ngd-2", "UTKFace (ResNet-20), GEP", "ε = 8", "75.38 ± 0.53"),
         ("dp-ngd-3", "Private DP-NGD (ε split 20/80)", "ε = 4", "64.50"),
-        ("dp-ngd-6", "Tcur = 1, 4, 8, 16, 32", "value 5", "67.53"),
         ("disk-1", "SST-2", "ε = 1, KF-DPLora", "92.9"),
-        ("disk-3", "RoBERTa-large, KF-DPLora", "ε = 6.7, QNLI", "92.6"),
         ("disk-4", "KF-DPAdamW, ε = 3", "BLEU, %", "68.35"),
-        ("disk-5", "DPAdamW, ε = 8", "CIDEr", "1.995"),
         ("disk-6", "CIFAR-10 (CNN), DiSK", "ε = 2", "68.8"),
         ("dp-ngd-fig2", "CIFAR-10 (ε = 1), DP-NGD", "360 steps", "59.75"),
-        ("dp-ngd-fig2", "CIFAR-10 (ε = 1), AdaDPS", "840 steps", "58.28"),
-        ("dp-ngd-fig2", "SVHN (ε = 6), DP-NGD", "340 steps", "89.38"),
         ("dp-ngd-fig3", "DP-NGD", "50 images", "69.29"),
-        ("dp-ngd-fig4", "floor fixed at λ_safe", "final accuracy", "68.53"),
         (
             "throughput",
             "DP-KFC, NVIDIA A100",
@@ -206,17 +194,6 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
         StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"
     ):
         Tuning(stores[1:]).settings(one)
-
-
-def test_trials_with_another_rank_are_of_another_protocol(tmp_path):
-    one = cell(method="dp-kfc", tuned="dp-kfc", settings={**TINY, "max_rank": 64})
-    store = Store(tmp_path / "tuned.json")
-    for lr, accuracy, rank in ((0.3, 0.8, 64), (0.4, 0.9, 32)):
-        chosen = {**TINY, "lr": lr, "validation_size": 50}
-        made = Run.make("digits", "dp-kfc", {**chosen, "max_rank": rank}, evaluate_on="validation")
-        tag = {"arm": "dp-kfc", "params": {"lr": lr}, "pruned": False}
-        store.put(made, row_of(made, accuracy, tag=tag))
-    assert Tuning([store]).settings(one) == {"lr": 0.3}
 
 
 def test_two_figures_of_one_run_are_not_mixed(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.zoo.known_failures import KNOWN_FAILURES
 from tests.zoo.registry import SOUND
-from tests.zoo.run import PACKAGE, compare, from_the_library, select_entries
+from tests.zoo.run import compare, select_entries
 
 ALL = select_entries()
 PRECONDITIONED = (
@@ -75,17 +75,3 @@ def test_known_failures_are_entries():
     assert set(KNOWN_FAILURES) <= {
         architecture.name for architecture in select_entries(with_missing_packages=True)
     }
-
-
-@pytest.mark.parametrize(
-    ("path", "is_ours"),
-    [
-        (PACKAGE / "session.py", True),
-        (PACKAGE.parents[1] / ".venv" / "torch" / "functional.py", False),
-        ("/x/dpkfc/.venv/lib/torch/functional.py", False),
-    ],
-)
-def test_an_error_of_torch_is_not_a_refusal_in_any_checkout(path, is_ours):
-    with pytest.raises(ValueError) as raised:
-        exec(compile("raise ValueError", str(path), "exec"))
-    assert from_the_library(raised.value) is is_ours
