@@ -88,11 +88,16 @@ def plain(setting: Setting) -> Contender:
 
 
 def session_with(
-    setting: Setting, name: str, preconditioner: Any, *, captures: bool = False
+    setting: Setting,
+    name: str,
+    preconditioner: Any,
+    *,
+    captures: bool = False,
+    compiles: bool = False,
 ) -> Contender:
     """A session of this project with a preconditioner, ledger on disk.
 
-    `captures`: its passes are captured as graphs.
+    `captures`: its passes are captured as graphs; `compiles`: which inductor compiles.
     """
     from dpkfc.config import PrivacyConfig
     from dpkfc.gradients.layer_contributions import capture
@@ -119,6 +124,7 @@ def session_with(
         ledger_path=path,
         augment=setting.case.augment,
         capture_graphs=captures,
+        compile=compiles,
     )
     batches = session.batches()
 
@@ -154,6 +160,11 @@ def dp_sgd(setting: Setting) -> Contender:
 def dp_sgd_graph(setting: Setting) -> Contender:
     """This project's DP-SGD with captured graphs, ledger on disk."""
     return session_with(setting, "dp_sgd_graph", None, captures=True)
+
+
+def dp_sgd_compiled(setting: Setting) -> Contender:
+    """This project's DP-SGD with compiled graphs, ledger on disk."""
+    return session_with(setting, "dp_sgd_compiled", None, compiles=True)
 
 
 def _kfac(setting: Setting, sides: str) -> Any:
@@ -295,6 +306,7 @@ CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
         plain,
         dp_sgd,
         dp_sgd_graph,
+        dp_sgd_compiled,
         dp_kfc_inputs,
         dp_kfc,
         opacus_hooks,

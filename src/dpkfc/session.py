@@ -106,6 +106,8 @@ class Session:
         capture_graphs: capture passes as graphs, which are proved once and replayed
             (docs/graph.md). Steps are faster after a first one of seconds to a minute. What cannot
             be captured runs as without. Results differ by rounding alone.
+        compile: capture passes as graphs, and compile each by inductor. That takes minutes for a
+            large model, and needs a C++ compiler on a CPU. What cannot be compiled is replayed.
 
     Attributes:
         ledger: the privacy ledger.
@@ -142,6 +144,7 @@ class Session:
         callbacks: Sequence[Callback] = (),
         share: bool | str | Sequence[str] = False,
         capture_graphs: bool = False,
+        compile: bool = False,
     ) -> None:
         check_plan(plan)
         config = plan.config
@@ -164,6 +167,7 @@ class Session:
                 "max_physical_batch_size": config.max_physical_batch_size,
                 "verify": verify,
                 "capture_graphs": capture_graphs,
+                "compile": compile,
             },
         )
         world_size = self._ranks.world_size
@@ -207,7 +211,7 @@ class Session:
         self._match_ledger(steps, extra)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
-        self._gradient_mode = self._make_gradient_mode(capture_graphs)
+        self._gradient_mode = self._make_gradient_mode(capture_graphs or compile, compile)
         self._loss_check = LossCheck(
             model,
             self.layers,
@@ -262,16 +266,22 @@ class Session:
         check_shares(self._ranks, records, self.plan.dataset_size, share, self._dataset)
         return replace(sampler, dataset_size=records)
 
-    def _make_gradient_mode(self, capture_graphs: bool) -> GradientMode:
+    def _make_gradient_mode(self, captures: bool, compiles: bool) -> GradientMode:
         """Return the way in which gradients are computed, as long as nothing is checked."""
-        if not capture_graphs or self._is_sharded:
+        if not captures or self._is_sharded:
             return GradientMode()
-        from dpkfc.graph.passes import GraphPasses  # the compiler takes a second to import
+        # The compiler takes a second to import.
+        from dpkfc.graph.compilation import find_compiler_fault
+        from dpkfc.graph.passes import GraphPasses
 
         data: Any = self._dataset
         leaves = data.tensors if isinstance(data, TensorDataset) else tree_leaves(data)
         tensors = [x for x in leaves if isinstance(x, Tensor)]
-        return GradientMode(graph=GraphPasses(self.model, self.layers, tensors))
+        if compiles and (fault := find_compiler_fault()):
+            compiles = False
+            _log.warning("compile=True: %s; graphs are captured and run uncompiled", fault)
+        graph = GraphPasses(self.model, self.layers, tensors, compiles=compiles)
+        return GradientMode(graph=graph)
 
     def _begin(self, budget: Budget | None) -> Receipt | None:
         """Refuse a ledger whose plan is spent, and charge the budget.

@@ -1,5 +1,7 @@
 """Passes over captured graphs: equal to single examples, captured anew or refused."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import StateChangedError
+from dpkfc.graph.compilation import find_compiler_fault
 from dpkfc.graph.passes import GraphPasses
 from dpkfc.postprocess import DiSK
 from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of, relative_error
@@ -135,6 +138,51 @@ def test_one_capture_equals_single_examples_at_every_size(make, shape, words):
     for n in (2, 7, 3):
         assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
     assert passes.captures == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("make", "shape", "words"),
+    [(_language, (5,), 11), (_images, (2, 6, 6), 0), (_uses, (4,), 0), (_recurrent, (3, 4), 0)],
+)
+def test_a_compiled_graph_equals_single_examples_at_every_size(make, shape, words):
+    model = make()
+    passes = GraphPasses(model, find_layers(model), compiles=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the graph is not compiled")
+        for n in (2, 7, 20):
+            assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
+
+
+@pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
+def test_a_graph_that_the_compiler_refuses_runs_uncompiled(monkeypatch):
+    def refuse(*_, **__):
+        raise torch._dynamo.exc.TorchDynamoException("17")
+
+    compile_ = torch.compile
+
+    def compile_all_but_inductor(function, backend, **options):
+        return refuse if backend == "inductor" else compile_(function, backend=backend, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_all_but_inductor)
+    model = mlp()
+    passes = GraphPasses(model, find_layers(model), compiles=True)
+    with pytest.warns(UserWarning, match=r"not compiled \(TorchDynamoException\); it runs unc"):
+        assert error(passes, model, classify, rows(5, 4)) < 1e-10
+
+
+def test_a_machine_without_a_compiler_replays_the_graphs(monkeypatch, caplog):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    torch.set_default_dtype(torch.float32)
+    model, data = mlp(), rows(20, 4)
+    plan = PrivacyConfig(expected_batch_size=6, steps=2).with_noise(1.0, 1e-3, 20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with Session(plan, model, optimizer, data, compile=True) as session:
+        for batch in session.batches():
+            session.step(batch, classify)
+        assert session._gradient_mode.graph.captures == 1
+    assert "compile=True: no C++ compiler was found" in caplog.text
 
 
 def test_lengths_of_sequences_share_a_graph():

@@ -77,6 +77,9 @@ class RunSettings(Section):
     capture_graphs: bool = declare(
         False, "capture passes as graphs: faster steps after a first one of seconds to a minute"
     )
+    compile: bool = declare(
+        False, "compile the graphs by inductor: a first step of minutes; needs a C++ compiler"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,7 @@ MACHINE = (
     "threads",
     "device",
     "capture_graphs",
+    "compile",
     "log",
     "log_private",
     "keep_encoded",

@@ -351,6 +351,7 @@ def _train(
         share=prepared.data.share or False,
         num_workers=config.run.num_workers,
         capture_graphs=config.run.capture_graphs,
+        compile=config.run.compile,
         budget=_find_budget(config),
         resume=resumed,
         callbacks=loggers,

@@ -21,6 +21,7 @@ from dpkfc.gradients.layer_matrices import add_blocks
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import tie_uses
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
+from dpkfc.graph.compilation import compile_graph
 from dpkfc.graph.planner import Planner
 from dpkfc.graph.proof import fill_memory, prove
 from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Product
@@ -30,6 +31,8 @@ from dpkfc.tracking.states import Unknown
 
 MOST_SIZES = 64
 """Sets of sizes, such as lengths of sequences, for which the proof of a graph is kept."""
+MOST_COMPILED = 4
+"""The first sets, for which a graph is compiled too; each may take a minute."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,22 @@ class GraphPasses:
         model: that is trained.
         layers: of it.
         data: tensors of the private data set.
+        compiles: inductor compiles the graphs.
 
     Attributes:
         refusal: why no further pass is captured, None at the beginning.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], data: Iterable[Tensor] = ()
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        data: Iterable[Tensor] = (),
+        *,
+        compiles: bool = False,
     ) -> None:
         self._model = model
+        self._compiles = compiles
         self._layers = layers
         self._parameters = trainable_tensors(model)
         self._front = FrontEnd(self._parameters, self._make_runner, data)
@@ -110,7 +120,8 @@ class GraphPasses:
         except NotCapturedError as error:
             self.refusal = Unknown(error.operation, error.reason)
             return None
-        wanted = {node: edge for node, edge in zip(program.ended, edges, strict=True) if edge}
+        pairs = zip(program.ended, edges, strict=True)
+        wanted = {node: edge for node, edge in pairs if edge is not None}
         total = weigh(losses)
         with torch.autocast(losses.device.type, enabled=False):
             arrived = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
@@ -179,7 +190,8 @@ class GraphPasses:
             if program is None:
                 if len(programs) >= MOST_SIZES:
                     programs.clear()
-                program = programs[key] = _program(capture, sizes, self._layers)
+                compiles = self._compiles and len(programs) < MOST_COMPILED
+                program = programs[key] = _program(capture, sizes, self._layers, compiles=compiles)
             losses, tensors, edges = program.run(*args)
             self._last = (program, losses, tensors, edges)
             return (losses,)
@@ -265,8 +277,13 @@ def _size_reader(capture: Capture) -> Callable[[Sequence[Any]], dict[Any, int]]:
     return read
 
 
-def _program(capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer]) -> _Program:
-    """Prove a graph at some sizes and return it with the outputs that its sites need."""
+def _program(
+    capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer], *, compiles: bool
+) -> _Program:
+    """Prove a graph at some sizes and return it with the outputs that its sites need.
+
+    A graph of which parameters are computed is not compiled: gradients are pulled back through it.
+    """
     graph = fx.Graph()
     results = graph.graph_copy(capture.module.graph, {})
     graph.output(results)
@@ -288,6 +305,10 @@ def _program(capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer]) -
     for _, operand in parts:
         if operand.parameter is None:
             kept[operand.node] = None
+    computed = any(operand.parameter is None for _, operand in parts)
+    if compiles and not computed:
+        run = compile_graph(own, list(kept), list(ended), proof.values)
+        return _Program(run, list(kept), list(ended), whole, parts)
     edges = []
     for node in ended:
         with graph.inserting_after(node):

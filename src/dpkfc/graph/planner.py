@@ -195,12 +195,15 @@ class Planner:
         axis = _first(site.outputs)
         found: list[AnySite] = []
         batched, own = next(iter(site.axes.items()))
+        values = self._proof.values
         for node in site.operands:
             operand = self._operand(node)
             assert operand is not None
             with graph.inserting_before(site.node):
                 length = graph.call_function(torch.ops.aten.sym_size.int, (batched, own.dim))
                 rows = graph.call_function(expand_rows, (node, site.rank, axis.dim, length))
+            size = values[batched].shape[own.dim]
+            values[rows] = expand_rows(values[node], site.rank, axis.dim, size)
             site.node.replace_input_with(node, rows)
             found.append(Rows(rows, axis, operand))
         return found

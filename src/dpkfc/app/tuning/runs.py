@@ -46,6 +46,7 @@ _MACHINE = {
     "threads",
     "device",
     "capture_graphs",
+    "compile",
     "num_workers",
     "max_physical_batch_size",
     "chosen_by",
