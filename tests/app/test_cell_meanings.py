@@ -1,13 +1,10 @@
 """What the text of a cell means, names of columns, and how a CSV file may be written."""
 
-from dataclasses import replace
-
 import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.cells import is_known_encoding
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.headers import look_like_names, read_header
 from dpkfc.app.owndata.names import is_identifier
 from dpkfc.app.owndata.proposals import empty_schema
@@ -290,25 +287,6 @@ def test_a_template_knows_the_encoding_of_its_header(tmp_path):
         path.write_bytes("größe;y\n1;2\n".encode(encoding))
         text = empty_schema(path, "y", "", None)
         assert "größe" in text and ('encoding = "cp1252"' in text) == (encoding == "cp1252")
-
-
-def test_a_file_without_a_header_is_read_by_its_names(tmp_path):
-    path = tmp_path / "t.csv"
-    schema = check_schema(
-        Schema(
-            target="y",
-            classes=("no", "yes"),
-            header=False,
-            names=("age", "y"),
-            columns={"age": Column(kind="number", bounds=(0, 100))},
-        ),
-        "s",
-    )
-    path.write_text("50,yes\n100,no\n", "utf-8")
-    records = encode_table(path, schema)
-    assert records.labels.tolist() == [1, 0] and records.inputs[:, 0].tolist() == [0, 1]
-    with pytest.raises(DatasetError, match="has no column 'sex'; its header has age, y"):
-        encode_table(path, replace(schema, target="sex"))
 
 
 def test_encodings_with_states_are_refused():

@@ -89,34 +89,6 @@ def test_typed_files_give_what_csv_gives(tmp_path, suffix):
     assert re.search(r'\[columns.age\]\nkind = "number"', text)
 
 
-@pytest.mark.parametrize("writes", [str, lambda x: f"{x}.0", lambda x: f" {x}.00"])
-@pytest.mark.parametrize("says", [str, str.upper, str.title])
-def test_a_column_with_missing_values_keeps_its_codes(tmp_path, writes, says):
-    schema = Schema(
-        target="again",
-        classes=("false", "true"),
-        columns={
-            "stage": Column(
-                kind="category", categories=("1", "-2"), missing=("", "9"), numeric=True
-            ),
-            "ward": Column(kind="category", buckets=64, missing=("", "9"), numeric=True),
-        },
-    )
-    codes = [1, -2, 3, 9]
-    targets = ["false", "true", "true", "no"]
-    rows = [[writes(x), writes(x), says(y)] for x, y in zip(codes, targets, strict=True)]
-    path = write_rows(tmp_path / "codes.csv", rows, ["stage", "ward", "again"])
-    plain = write_rows(
-        tmp_path / "plain.csv",
-        [[x, x, y] for x, y in zip(codes, targets, strict=True)],
-        ["stage", "ward", "again"],
-    )
-    records = encode_table(path, schema)
-    assert torch.equal(records.inputs, encode_table(plain, schema).inputs)
-    assert records.labels.tolist() == [0, 1, 1, UNKNOWN]
-    assert records.inputs[:, :4].argmax(1).tolist() == [0, 1, 2, 3]
-
-
 def test_texts_that_only_look_like_numbers_stay_apart():
     column = Column(kind="category", categories=("1", "01", "1.5", "a.0", ".0", "1.", "1.0.0"))
     places = column.encode(list(column.categories)).features.argmax(1).tolist()

@@ -259,18 +259,6 @@ def test_weights_that_were_written_since_get_no_card(way, tmp_path):
         assert "is not as the last release left it" in refused(session, tmp_path / "card")
 
 
-def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path):
-    with open_session(tmp_path / "ledger.jsonl") as session:
-        train(session).save(tmp_path / "checkpoint")
-        expected = session.released_state()
-    with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
-        again.restore(tmp_path / "checkpoint")
-        again.write_card(tmp_path, **SAID)
-    found = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(found[name], x) for name, x in expected.items())
-    assert verify_ledger(tmp_path / "ledger.jsonl")["weights"].startswith("equal to")
-
-
 def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path):
     with open_session(weight_average=WeightEMA(0.9)) as session:
         own = train(session).model.weight.detach().clone()

@@ -18,14 +18,13 @@ from dpkfc.app.library_values import explain_setting, library_key, library_value
 from dpkfc.app.methods import METHODS
 from dpkfc.app.plan_settings import make_privacy_config
 from dpkfc.app.prepare import prepare
-from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.run_config import SECTION_OF, SECTIONS, SETTINGS, RunConfig, make_config
 from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
 from dpkfc.app.toml import ConfigError, read_toml, tomllib
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import likelihood
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.ngd import NGD
 from dpkfc.integrations import loggers
 from dpkfc.postprocess import AdamBC, pipeline
 
@@ -128,21 +127,6 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
     assert kfac == KFAC(probe=kfac.probe)
     config = make_privacy_config(RunConfig(), FACTS)
     assert config == PrivacyConfig(expected_batch_size=256, epochs=5.0)
-
-
-def test_every_dataclass_that_has_a_field_gets_its_setting():
-    for setting in FIELDS.values():
-        for name in setting.metadata.get("owners", ()):
-            owner = getattr(dpkfc, name)
-            assert library_key(setting.name) in library_values(RunConfig(), owner), (
-                setting.name,
-                owner,
-            )
-    shared = make_config(every=7, max_factor_size=9)
-    assert (
-        library_values(shared, NGD)["every"] == 7
-        and library_values(shared, NGD)["max_factor_size"] == 9
-    )
 
 
 def test_the_library_says_what_is_wrong_with_its_field():
@@ -358,46 +342,6 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         read_toml(path)
-
-
-def test_recipe_defaults_hold_no_unknown_key():
-    for name in RECIPES:
-        defaults = find_recipe(name).defaults
-        for method, table in defaults.get("method", {}).items():
-            assert method in METHODS
-            flatten({k: v for k, v in table.items() if k not in ("sgd", "adam")}, name)
-            for optimizer in ("sgd", "adam"):
-                flatten(table.get(optimizer, {}), name)
-
-
-def test_a_recipe_may_name_its_method():
-    plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
-    assert (plain.run.method, plain.preconditioner.sides, plain.privacy.readout) == (
-        "dp-kfc-a",
-        "input",
-        "whitened",
-    )
-    assert (
-        own.run.method,
-        own.preconditioner.sides,
-        own.privacy.readout,
-        own.optimizer.optimizer,
-    ) == (
-        "dp-kfc-natural",
-        "input",
-        "natural",
-        "sgd",
-    )
-    assert (own.optimizer.lr, own.optimizer.momentum, own.preconditioner.source) == (
-        0.03,
-        0.9,
-        "dead-leaves",
-    )
-    assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).preconditioner.source == "pink"
-    for recipe in ("mnist-cnn", "mnist-mlp"):
-        assert run_config({"recipe": recipe, "optimizer": "adam"}).optimizer.lr == 1e-3, (
-            "a rate of SGD is none of Adam"
-        )
 
 
 def test_later_refreshes_are_as_small_as_was_asked_for():

@@ -108,22 +108,6 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     )
 
 
-@pytest.mark.quick("30")
-@pytest.mark.parametrize("samples", [30, 700])
-def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples):
-    """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from
-    fewer and from more rows.
-    """
-    model = nn.Linear(659, 3).double()
-    fields = {"probe": FeatureNoise(659), "probe_size": samples, "chunk": 64}
-    whole = make_kfac(max_rank=None, **fields).build(model, capture, 0)
-    for rank in (166, 400, 659, 660, 661, 5000):
-        built = make_kfac(max_rank=rank, **fields).build(model, capture, 0)
-        assert built.digest == whole.digest, rank
-    cut = make_kfac(max_rank=20, **fields).build(model, capture, 0)
-    assert cut.metric[""].input.scale.numel() == 20 and cut.digest != whole.digest
-
-
 def test_layer_rules_leave_the_others_scaled_but_in_shape():
     model = Text()
     kfac = make_kfac(probe=token_ids(), layer_rules=("linear",), scale="raw")
@@ -148,20 +132,6 @@ def test_a_layer_that_the_probe_does_not_reach_keeps_the_identity(caplog):
 
 
 # -- invariants
-
-
-@pytest.mark.parametrize("labels", ["model", "uniform"])
-def test_the_chunk_changes_nothing(labels):
-    model = cnn(groups=2).double()
-    one, many = (
-        make_kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(
-            model, capture, 3
-        )
-        for chunk in (40, 7)
-    )
-    for name, entry in one.metric.items():
-        g = randn(2, _width(one, name, "output"), _width(one, name, "input"))
-        assert torch.allclose(entry.apply(g), many.metric[name].apply(g), rtol=1e-7, atol=1e-9)
 
 
 class _Noisy(nn.Module):

@@ -183,13 +183,6 @@ def test_in_an_opacus_script(backend, part):
 # -- functions that call layers, or follow them ----------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"fullgraph": True}], ids=str)
-def test_a_compiled_loss_function(backend, options):
-    assert torch.equal(
-        run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2)
-    )
-
-
 def call_in_loss(backend, part):
     """A loss in which one module is called by a compiled function."""
     call = torch.compile(lambda module, x: module(x), backend=backend, dynamic=False)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -21,13 +20,10 @@ from dpkfc.curvature import (
     Preconditioner,
     PublicData,
 )
-from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.layer_contributions import capture
 from dpkfc.memory import peak_bytes
 from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session
-from tests.curvature.toys import mlp
 from tests.distributed.group import run, start
 from tests.recording import Heard
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
@@ -187,45 +183,7 @@ class _Own(Preconditioner):
         raise AssertionError
 
 
-def make_capture(model):
-    layers = find_layers(model)
-    return lambda m, loss: capture(m, layers, loss)
-
-
 # -- nothing else changes --------------------------------------------------------------------------
-
-
-def test_micro_batches_stay_within_a_mini_batch_and_are_let_go():
-    """Sizes, and no more than one at a time: a weak reference to the one before is dead when the
-    next is made.
-    """
-    model, seen, alive = mlp().double(), Heard(), Heard()
-    refs, capture = list[Any](), make_capture(model)
-
-    def capture_and_note(m, loss):
-        alive.append(sum(held() is not None for held in refs))
-        blocks = capture(m, loss)
-        refs[:] = [ref(call.output_gradients[0]) for of in blocks._calls.values() for call in of]
-        seen.append(next(iter(blocks.values())).batch_size)
-        return blocks
-
-    AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).build(
-        model, capture_and_note, 0
-    )
-    # the last 60 once more for the scale
-    assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(alive)
-    seen.clear()
-    KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(
-        model, capture_and_note, 0
-    )
-    assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
-    run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).probe_spec(0)
-    assert [p.rows.start for p in run_probe(model, capture, run_of, slice(30, 50))] == [
-        30,
-        32,
-        40,
-        42,
-    ]
 
 
 # -- out of memory ---------------------------------------------------------------------------------

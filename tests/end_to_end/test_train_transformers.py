@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dpkfc import KFAC, PrivacyConfig, Session, TokenNoise
-from dpkfc.gradients import capture
+from dpkfc import PrivacyConfig, Session
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.metric import Kronecker
-from dpkfc.linalg.sides import Identity
 from tests.gradients.whitened import clip_in_library, metric_of
-from tests.models import VOCABULARY, add_lora, bert, classify, gpt2, predict_next
+from tests.models import VOCABULARY, bert, classify, gpt2, predict_next
 
 pytest.importorskip("transformers")
 
@@ -134,65 +131,3 @@ def test_neither_the_length_nor_the_content_of_padding_changes_a_clipped_sum(
 
 
 # -- adapters --------------------------------------------------------------------------------------
-
-
-def adapted():
-    return add_lora(gpt2(), ["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-
-
-PROBE = TokenNoise(VOCABULARY, 6, min_length=6)
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"preconditioner": KFAC(probe=PROBE, probe_size=8, every=2)}], ids=len
-)
-def test_every_adapter_is_covered_and_moves_and_nothing_else_does(settings):
-    model = adapted()
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    s = session(model, modelled(padded()), **settings)
-    covered = {full for layer in s.layers for full in layer.parameters.values()}
-    assert covered == {name for name, p in model.named_parameters() if p.requires_grad}
-    train(s, predict_next)
-    for name, p in model.named_parameters():
-        assert torch.equal(p, before[name]) != p.requires_grad, name
-        assert torch.isfinite(p).all()
-
-
-def test_the_adapters_save_and_load_as_ever(tmp_path):
-    peft = pytest.importorskip("peft")
-    model = adapted()
-    train(session(model, modelled(padded())), predict_next)
-    model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(gpt2(), tmp_path).double()
-    ids = padded()["input_ids"]
-    assert torch.allclose(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
-
-
-def test_a_side_without_signal_is_the_identity_until_b_has_moved():
-    """An adapter begins with B = 0: no gradient reaches A, and its output factor is zero."""
-    model = adapted()
-    layers = find_layers(model)
-    kfac = KFAC(sides="both", probe=PROBE, probe_size=32, chunk=16)
-
-    def build(step):  # noqa: ANN202
-        rules = {layer.name: layer.rule for layer in layers}
-        return kfac.build(model, lambda m, loss: capture(m, layers, loss), step, rules)
-
-    first = build(0)
-    dead = {row["layer"] for row in first.report if "no signal" in row["note"]}
-    assert dead == {name for name in first.metric if ".lora_A." in name} and dead
-    alive = [e.output.operator_norm for name, e in first.metric.items() if name not in dead]
-    for name in dead:
-        entry = first.metric[name]
-        # In the units of the others, so no adapter is drowned or blown up.
-        assert isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
-        assert min(alive) / 4 <= entry.output.factor <= max(alive)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if ".lora_B." in name:
-                p.normal_(std=1e-5)
-    second = build(50)
-    assert not [row for row in second.report if "no signal" in row["note"]]
-    for name in dead:
-        output = second.metric[name].output
-        assert output.operator_norm < 30 * first.metric[name].output.operator_norm

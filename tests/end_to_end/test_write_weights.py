@@ -8,7 +8,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpkfc import weights
 from dpkfc.integrations.opacus import PrivacyEngine
 from tests.integrations import opacus_cases
 from tests.sessions import cross_entropy, open_session
@@ -128,20 +127,6 @@ def test_a_forward_pass_that_writes_unseen_by_torch_is_noticed_before_a_release(
         with pytest.raises(RuntimeError, match="forward pass writes to the parameter 'weight'"):
             step(session)
         assert session.steps_done == releases
-
-
-def test_a_step_reads_the_weights_twice(monkeypatch):
-    """Behind its passes and behind the optimizer."""
-    reads = []
-    digest = weights.digest_tensors
-    monkeypatch.setattr(
-        weights, "digest_tensors", lambda x, *more: (reads.append(len(x)), digest(x, *more))[1]
-    )
-    with session_of(nn.Linear(4, 2)) as session:
-        step(session)
-        reads.clear()
-        step(session)
-        assert reads == [2, 2]
 
 
 def make_engine(model=None, optimizer=None):

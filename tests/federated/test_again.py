@@ -51,12 +51,6 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path):
     assert (tmp_path / "ledger.jsonl").exists() and run.server.ledger.count == 4
     with pytest.raises(BudgetExhausted, match="nothing was sent"):
         app().run_here(folder=tmp_path)
-    again = head()
-    plan = plan_of(privacy=TrustedServer(), rounds=4)
-    paths = {"ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
-    with pytest.raises(BudgetExhausted):
-        federate(plan, again, loss_fn, datasets(), resume=True, **paths)
-    assert torch.equal(vector(dict(again.named_parameters())), vector(run.server.parameters))
 
 
 def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path, monkeypatch):

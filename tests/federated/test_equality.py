@@ -3,7 +3,6 @@ algebra; all in float64.
 """
 
 import copy
-import math
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,6 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.local_model import ClientRecords, LocalModel
-from dpkfc.federated.partition import dirichlet, parts
 from dpkfc.federated.party import PartyMechanism, stream_seed
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess import EMA, AdamBC, LowPass
@@ -114,18 +112,6 @@ def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_al
         for batch in session.batches():
             session.step(batch, loss_fn)
     assert torch.equal(vector(dict(model.named_parameters())), vector(run.server.parameters))
-
-
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0, math.inf])
-def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha):
-    data = records(60)
-    cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
-    plan = plan_of(0.0, privacy=TrustedServer(), rule=FedGD(1.0), expected_records=60)
-    server, clients = world(plan, cut)
-    before = vector(server.parameters)
-    run_round(server, clients)
-    central = plain_clipped_sum(head(), data, 0.5) / 60
-    assert float((before - vector(server.parameters) - central).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.0])

@@ -385,10 +385,7 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing):
     "change, reason",
     [
         (lambda m: {**m, "key": m["key"][:31]}, "wrong-shape"),
-        (lambda m: {**m, "key": m["key"].long()}, "wrong-type"),
         (lambda m: {k: v for k, v in m.items() if k != "sealed"}, "other-fields"),
-        (lambda m: {**m, "round": 4}, "stale"),
-        (lambda m: {**m, "client": 9}, "unknown-client"),
     ],
 )
 def test_keys_off_the_list_are_rejected_and_counted(change, reason):

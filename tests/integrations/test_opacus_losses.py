@@ -321,25 +321,6 @@ def test_ignored_labels_count_in_the_divisor():
     torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
 
 
-def test_a_parameter_made_of_outputs_belongs_to_their_examples():
-    """A tensor that shares memory with the examples is theirs: here each row has a target."""
-    _, model, optimizer, batches = private(max_grad_norm=0.1, data_loader=loader(batch_size=20))
-    before = weights(model)
-    reference = mlp()
-    reference.load_state_dict(model.state_dict())
-    x, y = next(iter(batches))
-    (model(x) * nn.Parameter(model(x).detach())).sum(1).mean().backward()
-    optimizer.step()
-    moved = torch.zeros_like(before)
-    for row in x:
-        out = reference(row[None])
-        loss = (out * out.detach()).sum()
-        found = torch.autograd.grad(loss, list(reference.parameters()))
-        gradient = torch.cat([g.flatten() for g in found])
-        moved += gradient * (0.1 / gradient.norm()).clamp(max=1) / 20
-    torch.testing.assert_close(before - weights(model), 0.1 * moved, rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize("make", [torch.clone, nn.Parameter])
 @pytest.mark.parametrize("where", ["input", "loss"])
 def test_what_an_earlier_batch_has_left_is_no_public_number(where, make):

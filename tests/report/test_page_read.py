@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from dpkfc.app.html.contents import Contents, list_departures, read_all
-from dpkfc.app.html.groups import assign_styles, comparable_panels, group_runs
+from dpkfc.app.html.groups import comparable_panels, group_runs
 from dpkfc.app.html.page import build
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import flatten, to_toml
@@ -140,14 +140,6 @@ def test_seeds_become_one_group_with_mean_and_deviation():
     panels = [(panel.measured_on, len(panel.groups)) for panel in comparable_panels(groups)]
     assert panels == [("test", 4), ("validation", 1)]
     assert "equal but for the public seed" in build(Contents(runs=runs), "Report")
-
-
-def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one():
-    runs = [summary(f"m{i}") for i in range(50)] + [summary("dp-kfc"), summary("dp-sgd")]
-    every = assign_styles(runs)
-    assert len({(look.colour, look.symbol) for look in every.values()}) == 52
-    alone = assign_styles([run for run in runs if run.method in {"dp-kfc", "m7"}])
-    assert alone["dp-kfc"] == every["dp-kfc"]
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-kfc-a", "dp-adambc", "dp-ngd"])
