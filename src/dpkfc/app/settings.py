@@ -274,7 +274,6 @@ class PreconditionerSettings(Section):
         "scale of the factors and of the whole preconditioner",
         choices=("probe", "trace", "balanced", "raw"),
     )
-    sharing: str = _kfac("expand", choices=("expand", "reduce"))
     control: str = _kfac(
         "none",
         "random eigenvectors with the same spectrum",
