@@ -279,18 +279,6 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path):
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
 
 
-def test_a_card_names_no_file_with_other_weights(tmp_path):
-    with open_session() as session:
-        train(session)
-        path = tmp_path / "mine.safetensors"
-        save_file({name: x + 1 for name, x in session.model.state_dict().items()}, path)
-        with pytest.raises(ValueError, match="does not hold the weights of the last release"):
-            session_card(session, **SAID, weights=path)
-        path.write_bytes(b"no weights")
-        with pytest.raises(ValueError, match="is not a safetensors file"):
-            session_card(session, **SAID, weights=path)
-
-
 @pytest.mark.parametrize("host", ["session", "engine", "server"])
 def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host, tmp_path):
     if host == "session":

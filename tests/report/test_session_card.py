@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,10 +61,9 @@ def kfac():
 
 
 def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path):
-    path, weights = tmp_path / "ledger.jsonl", tmp_path / "mine.safetensors"
+    path = tmp_path / "ledger.jsonl"
     session = train_session(plan_of(preconditioner=kfac()), path, steps=5)
-    save_file(session.model.state_dict(), weights)
-    card = session_card(session, **SAID, weights=weights)
+    card = session_card(session, **SAID)
     assert (
         card["guarantee"]["releases"] == card["ledger"]["releases"] == 5
         and card["ledger"]["file"] == "ledger.jsonl"
@@ -84,10 +82,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path):
         and "5 of 6 planned" in render_card(card)
     )
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
-    assert verify_ledger(path)["weights"] == "equal to the card's (SHA-256)"
-    save_file({name: x + 1 for name, x in session.model.state_dict().items()}, weights)
-    with pytest.raises(ValueError, match="does not hold the weights"):
-        verify_ledger(path)
+    assert verify_ledger(path)["weights"] == "not compared: the card names no digest of them"
 
 
 @pytest.mark.parametrize("missing", SAID)

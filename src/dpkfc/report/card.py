@@ -14,17 +14,12 @@ Sections of federated runs alone: rounds, chosen_by.
 from __future__ import annotations
 
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
-from dpkfc.checkpoint import file_digest
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
@@ -36,7 +31,6 @@ from dpkfc.report.text import json_number
 
 if TYPE_CHECKING:
     import dp_accounting
-    from torch import Tensor
 
     from dpkfc.federated.plan import FederatedPlan
 
@@ -86,7 +80,6 @@ class CardFacts:
         settings: hyper-parameters of training that the plan does not hold.
         device: where the noise was drawn.
         limited: whether the run ends with the plan's steps. A script with an engine may take more.
-        weights: "file" and "sha256" of the weights, if they lie in a file.
         receipt: what the budget of these people was charged, None without one.
         declared: what the owner says about the run.
         start: when training began; "" if the ledger does not say.
@@ -106,7 +99,6 @@ class CardFacts:
     refreshes: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     limited: bool = True
-    weights: Mapping[str, str] = field(default_factory=dict)
     receipt: Receipt | None = None
     declared: Declared = field(default_factory=Declared)
     start: str = ""
@@ -219,7 +211,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "results": dict(facts.results),
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
-        **optional_sections(facts.weights, facts.receipt),
+        **budget_section(facts.receipt),
         "plan_hash": plan.hash,
         "plan": plan.describe_mechanism(),
         "software": software(),
@@ -306,7 +298,6 @@ def session_card(
     not_private: Mapping[str, str] | None = None,
     results: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-    weights: str | os.PathLike[str] | None = None,
     declared: Declared | None = None,
     total: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -315,8 +306,8 @@ def session_card(
     `Session.write_card` writes it with weights and ledger, which is what most callers want.
 
     The session supplies releases, the head of the ledger, the device of the noise, the refreshes of
-    the preconditioner and the number of units. The session may be closed. With `weights`, all ranks
-    of a sharded model must call this function; without, one process may.
+    the preconditioner and the number of units. The session may be closed. One process may call this
+    function alone.
 
     Args:
         session: a `Session`, or a `PrivacyEngine` that has made a model private.
@@ -326,8 +317,6 @@ def session_card(
             weights; required.
         results: figures of the model, with what they were computed on.
         settings: hyper-parameters that the plan does not hold, such as the learning rate.
-        weights: the safetensors file that is delivered. It must hold the released weights. Its
-            digest goes into the card, and `dpkfc ledger verify` compares it.
         declared: what only the owner knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data.
 
@@ -336,11 +325,10 @@ def session_card(
 
     Raises:
         TypeError: `title`, `chosen_by` or `not_private` is missing.
-        ValueError: the file holds other weights, or the total is below the ε of this run alone.
+        ValueError: the total is below the ε of this run alone.
         RuntimeError: the engine has made nothing private, or a parameter was written since the last
             release.
         LedgerError: the model does not hold the weights that its ledger's releases have made.
-        OSError: the weights cannot be read.
     """
     if title is None or chosen_by is None or not_private is None:
         raise TypeError(
@@ -353,10 +341,6 @@ def session_card(
     trained = getattr(session, "_private", session)
     trained.check_weights()
     trained.check_released()
-    delivered = {}
-    if weights is not None:
-        _check_file(Path(weights), trained.released_state())
-        delivered = {"file": Path(weights).name, "sha256": file_digest(Path(weights))}
     plan, ledger = trained.plan, trained.ledger
     facts = CardFacts(
         title=title,
@@ -370,7 +354,6 @@ def session_card(
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
-        weights=delivered,
         receipt=trained.receipt,
         declared=declared or Declared(),
         start=str(ledger.header.get("created", "")),
@@ -378,30 +361,6 @@ def session_card(
         extra=describe_extra(ledger.releases, plan.delta),
     )
     return build_card(plan, facts)
-
-
-def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Check that a file holds the released weights; it may name a tied tensor once.
-
-    Raises:
-        ValueError: a tensor is missing, unknown or has other values.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        found = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a safetensors file ({error}); leave weights= out, and call write_card"
-        ) from None
-    wrong = [name for name in found if name not in state or not found[name].equal(state[name])]
-    shapes = {x.shape for x in found.values()}
-    wrong += [name for name, x in state.items() if name not in found and x.shape not in shapes]
-    if wrong:
-        raise ValueError(
-            f"{path} does not hold the weights of the last release: {min(wrong)!r} differs; call"
-            " write_card, which writes them"
-        )
 
 
 def describe_guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
@@ -419,16 +378,9 @@ def neighbours(relation: str, unit: str) -> str:
     return _NEIGHBOURS[relation].format(unit)
 
 
-def optional_sections(
-    weights: Mapping[str, str], receipt: Receipt | None
-) -> dict[str, dict[str, Any]]:
-    """Return the sections of a file of weights and of a budget, for runs that have them."""
-    sections: dict[str, dict[str, Any]] = {}
-    if weights:
-        sections["weights"] = dict(weights)
-    if receipt is not None:
-        sections["budget"] = asdict(receipt)
-    return sections
+def budget_section(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
+    """Return the section of a budget, for runs that were charged to one."""
+    return {} if receipt is None else {"budget": asdict(receipt)}
 
 
 def json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:

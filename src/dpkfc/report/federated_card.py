@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dpkfc.privacy.cross_check import cross_check
 from dpkfc.privacy.events import is_gaussian
 from dpkfc.report.card import (
+    budget_section,
     check_total,
     describe_guarantee,
     explain_meaning,
     json_numbers,
     make_introduction,
     neighbours,
-    optional_sections,
 )
 from dpkfc.report.officer import Declared
 
@@ -134,7 +134,7 @@ def build_federated_card(
         "results": dict(results or {}),
         "not_private": {**server.unprotected_figures, **(not_private or {})},
         "ledger": {"count": releases, "head": server.ledger.head},
-        **optional_sections({}, server.receipt),
+        **budget_section(server.receipt),
         "plan_hash": plan.hash,
         "plan": plan.describe_mechanism(),
     }
