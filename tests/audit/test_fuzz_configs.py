@@ -183,7 +183,7 @@ WORDS = [
 COMMANDS = {
     ("train",): [
         *(f"--{name.replace('_', '-')}" for name in FIELDS),
-        *"--config --resume --quiet --no-nesterov".split(),
+        *"--config --resume --quiet --no-smoke".split(),
     ],
     ("calibrate",): (
         "--epsilon --dataset-size --batch-size --epochs --steps --delta --sampler".split()
