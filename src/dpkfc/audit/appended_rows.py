@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,15 +10,13 @@ from torch import Tensor
 from dpkfc.data.stored_rows import StoredRows
 
 
-class AppendedRows:
+class AppendedRows(StoredRows):
     """Rows that stand in the place of a tensor `[N + m, ...]` in the data set of a session.
 
     Args:
         first: `[N, ...]`, N >= 1; they stay where they are.
         further: `[m, ...]`.
     """
-
-    is_nested = False
 
     def __init__(self, first: Tensor | StoredRows, further: Tensor) -> None:
         self._first = first
@@ -51,10 +48,3 @@ class AppendedRows:
         taken = self._first[rows.masked_fill(is_further, 0)]
         taken[is_further] = self._further[rows[is_further] - size]
         return taken
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[row] for row in range(len(self)))
-
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Yield rows `[size, ...]`, in order."""
-        return (self[start : start + size] for start in range(0, len(self), size))

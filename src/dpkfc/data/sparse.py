@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,11 @@ import scipy
 import torch
 from torch import Tensor
 
+from dpkfc.data.stored_rows import StoredRows
+
 
 @dataclass(frozen=True, eq=False)
-class SparseRows:
+class SparseRows(StoredRows):
     """Rows that are stored as a sparse matrix, and become dense where they are read.
 
     They stand in the place of a tensor `[N, width]` in the data set of a session.
@@ -28,7 +30,6 @@ class SparseRows:
     dtype = torch.float32
     device = torch.device("cpu")
     ndim = 2
-    is_nested = False
 
     def __len__(self) -> int:
         return int(self.matrix.shape[0])
@@ -48,14 +49,6 @@ class SparseRows:
         if isinstance(rows, int):
             return self[[rows]][0]
         return torch.from_numpy(self.take(rows).matrix.toarray())
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[row] for row in range(len(self)))
-
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Yield dense rows `[size, width]`, in order."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
 
 
 def join_rows(parts: Sequence[Any]) -> Any:

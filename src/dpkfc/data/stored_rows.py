@@ -13,14 +13,15 @@ from torch import Tensor
 class StoredRows(Protocol):
     """Rows `[N, width]` that memory holds in another form, or does not hold.
 
-    A data set of a session may have them in the place of a tensor.
+    A data set of a session may have them in the place of a tensor. A class that derives from this
+    one has the two methods below that are written here.
     """
 
     # What a tensor of these rows would say.
     dtype: torch.dtype
     device: torch.device
     ndim: int
-    is_nested: bool
+    is_nested: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -33,7 +34,9 @@ class StoredRows(Protocol):
 
     def __getitem__(self, rows: Any) -> Tensor: ...
 
-    def __iter__(self) -> Iterator[Tensor]: ...
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[row] for row in range(len(self)))
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Yield the rows `[size, width]` as tensors, in order."""
+        return (self[start : start + size] for start in range(0, len(self), size))

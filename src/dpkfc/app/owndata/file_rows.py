@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from dpkfc.app.owndata.rows import RowFile
+from dpkfc.data.stored_rows import StoredRows
 
 # Rows that are read at once where each is looked at alone.
 _ROWS = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
-class FileRows:
+class FileRows(StoredRows):
     """Rows that stay in a file until a batch reads them, as `dpkfc.data.stored_rows` says.
 
     Attributes:
@@ -32,7 +33,6 @@ class FileRows:
     dtype = torch.float32
     device = torch.device("cpu")
     ndim = 2
-    is_nested = False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -55,11 +55,6 @@ class FileRows:
 
     def __iter__(self) -> Iterator[Tensor]:
         return (row for rows in self.split(_ROWS) for row in rows)
-
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Yield the rows `[size, width]`, in order."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
 
     def __reduce__(self) -> Any:
         """Become a tensor in another process, which cannot open the file."""
