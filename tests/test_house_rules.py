@@ -15,7 +15,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 312_600,
-    "app": 118_450,
+    "app": 118_600,
     "papers": 96_440,
     "benchmarks": 49_000,
 }

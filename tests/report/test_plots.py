@@ -4,6 +4,7 @@ touched.
 
 import itertools
 import warnings
+from datetime import datetime
 
 import matplotlib
 import numpy as np
@@ -42,6 +43,15 @@ def _signals(count):
     ]
 
 
+def _effect(column, values, outputs, *, is_curve=True):
+    reach = np.linspace(-1, 1, len(values))[:, None] * np.arange(1.0, len(outputs) + 1)
+    noise = np.full_like(reach, 0.1)
+    return ColumnEffect(column, is_curve, values, outputs, reach, noise, reach[0])
+
+
+DAYS = [datetime(2024, month, 1, 8) for month in range(1, 13)]
+
+
 # As long as a recipe makes it.
 LONG = (
     "DP-Adam on Fashion-MNIST, at the released weights, on the probe; preconditioner not used;"
@@ -50,16 +60,14 @@ LONG = (
 
 FIGURES = {
     "effects of fifty classes": lambda: effects(
+        [_effect("age", [0.0, 1.0], [f"class {number}" for number in range(50)])]
+    ),
+    "effects of a bank": lambda: effects(
         [
-            ColumnEffect(
-                column="age",
-                is_curve=True,
-                values=[0.0, 1.0],
-                outputs=[f"class {number}" for number in range(50)],
-                effects=np.zeros((2, 50)),
-                deviation=np.zeros((2, 50)),
-                missing=np.zeros(50),
-            )
+            _effect("time_since_last_payment_in_days", [0.0, 5e4, 1e5], ["a", "b" * 60]),
+            _effect("income", [1.0, 46.4, 2154.4347, 100_000.0], ["a", "b" * 60]),
+            _effect("opened", DAYS, ["a", "b" * 60]),
+            _effect("sector", ["agriculture and fishing", "other"], ["a", "b"], is_curve=False),
         ]
     ),
     "comparison of one point": lambda: comparison([_curve(count=1)], "Alone"),
@@ -111,7 +119,17 @@ def _boxes(figure):
 
 
 @pytest.mark.quick("comparison of many", "signal", "spectra")
-@pytest.mark.parametrize("name", ["comparison", "comparison of many", "signal", "spectra"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "comparison",
+        "comparison of many",
+        "effects of fifty classes",
+        "effects of a bank",
+        "signal",
+        "spectra",
+    ],
+)
 def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path, name):
     figure = FIGURES[name]()
     save(figure, tmp_path / "x.png")
@@ -145,6 +163,25 @@ def test_sixteen_panels_at_most_and_said_so():
     figure = spectra(_spectra(21), "on the probe")
     assert sum(axes.get_visible() for axes in figure.axes) == 16
     assert any("16 of 21 layers shown" in t.get_text() for t in figure.texts)
+
+
+def test_of_forty_classes_those_are_drawn_that_reach_farthest():
+    figure = FIGURES["effects of fifty classes"]()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        f"class {number}" for number in range(43, 50)
+    ]
+    assert any("7 of 50 classes shown" in text.get_text() for text in figure.texts)
+
+
+def test_names_amounts_and_dates_of_columns_can_be_read():
+    figure = FIGURES["effects of a bank"]()
+    panels = {axes.get_title("left"): axes for axes in figure.axes}
+    income, opened = panels["income"], panels["opened"]
+    assert any(name.startswith("time_since_last_payment") for name in panels)
+    shown = [label.get_text() for label in income.get_xticklabels()]
+    assert shown == ["1", "46.4", "2150", "100000"]
+    assert opened.get_xticklabels()[0].get_text() == "2024-01-01 08:00"
 
 
 def test_an_axis_of_steps_is_marked_at_whole_steps():

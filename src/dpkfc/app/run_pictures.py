@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from dpkfc.app.picture_style import (
     apply_style,
     make_figure,
 )
+from dpkfc.report.text import plain
 
 MAX_PANELS = 16
 _DASHES = (0, (4, 3))
@@ -148,7 +149,7 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str
     axes.hlines(rows, without, ratios, color=GRID, linewidth=5)
     axes.scatter(without, rows, color=PLAIN, label="without the preconditioner", zorder=3)
     axes.scatter(ratios, rows, color=WHITENED, label="with the preconditioner", zorder=4)
-    axes.set_yticks(rows, [textwrap.shorten(layer.name, 40) for layer in shown])
+    axes.set_yticks(rows, [plain(layer.name, 40) for layer in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     if shown:
@@ -198,7 +199,7 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
 
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
-    axes.set_title(textwrap.shorten(layer.name, 36))
+    axes.set_title(plain(layer.name, 36))
     axes.set_yscale("log")
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
@@ -232,7 +233,8 @@ def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "")
     The band is twice the standard deviation of the noise.
 
     Args:
-        columns: of more than 12 those are drawn that reach farthest, and the caption says so.
+        columns: of more than 12, and of more classes than colours, those are drawn that reach
+            farthest, and the caption says so.
         caption: a line below the title.
         stamp: text across the picture of a run without a certified ε.
     """
@@ -240,62 +242,67 @@ def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "")
     chosen = sorted(readable, key=lambda item: -item.range)[:_MOST_EFFECTS]
     if len(chosen) < len(columns):
         caption = f"{caption}; {len(chosen)} of {len(columns)} columns shown"
-    rows = max(1, math.ceil(len(chosen) / 3))
+    outputs = columns[0].outputs
+    reach = np.max([np.ptp(item.effects, axis=0) for item in chosen or columns], axis=0)
+    kept = sorted(np.argsort(-reach, kind="stable")[: len(PALETTE)])
+    if len(kept) < len(outputs):
+        caption = f"{caption}; {len(kept)} of {len(outputs)} classes shown, which reach farthest"
+    rows = max(1, math.ceil(len(chosen) / 2))
     figure = make_figure(_WIDTH, 1.4 + 1.9 * rows, "Effect of each column", caption, stamp)
-    grid: Any = figure.subplots(rows, 3, squeeze=False)
+    grid: Any = figure.subplots(rows, 2, squeeze=False)
     for axes in grid.flat[len(chosen) :]:
         axes.set_visible(False)
     for axes, item in zip(grid.flat, chosen, strict=False):
-        _draw_effect(axes, item)
-    outputs = chosen[0].outputs if chosen else []
+        _draw_effect(axes, item, kept)
     if len(outputs) == 1:
         figure.supylabel(outputs[0], fontsize=9, color=INK)
-    elif len(outputs) > _MOST_NAMES:
-        figure.supylabel(f"a line for each of {len(outputs)} classes", fontsize=9, color=INK)
-    elif outputs:
+    else:
         handles = [
-            Line2D([], [], color=PALETTE[number % len(PALETTE)], label=name)
-            for number, name in enumerate(outputs)
+            Line2D([], [], color=colour, label=plain(outputs[number], 28))
+            for number, colour in zip(kept, PALETTE, strict=False)
         ]
-        figure.legend(handles=handles, loc="outside lower left", ncols=4)
+        figure.legend(handles=handles, loc="outside lower left", ncols=2)
     return figure
 
 
-def _draw_effect(axes: Axes, item: ColumnEffect) -> None:
-    axes.set_title(textwrap.shorten(item.column, 26, placeholder="…"))
+def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
+    axes.set_title(plain(item.column, 26))
     axes.axhline(0, color=MUTED, linewidth=0.8)
     known = bool(np.isfinite(item.deviation).all())
     places = np.arange(len(item.values))
-    numbers: Any = places if not item.is_curve or _is_warped(item.values) else item.values
-    for number in range(item.effects.shape[1]):
-        colour = PALETTE[number % len(PALETTE)]
+    is_linear = item.is_curve and _is_linear(item.values)
+    numbers: Any = item.values if is_linear else places
+    for place, (number, colour) in enumerate(zip(kept, PALETTE, strict=False)):
         values = item.effects[:, number]
         band = 2 * item.deviation[:, number]
         if not item.is_curve:
-            axes.errorbar(
-                places, values, yerr=band if known else None, fmt="o", color=colour, elinewidth=1.1
-            )
+            beside = places + 0.1 * (place - (len(kept) - 1) / 2)
+            error = band if known else None
+            axes.errorbar(beside, values, yerr=error, fmt="o", color=colour, elinewidth=1.1)
             continue
         axes.plot(numbers, values, color=colour)
         if known:
             axes.fill_between(
                 numbers, values - band, values + band, color=colour, alpha=0.18, linewidth=0
             )
-    if item.is_curve and numbers is not places:
+    if is_linear:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         return
-    if item.is_curve:
-        # The distances follow the scale of the schema.
-        marks = np.linspace(0, len(places) - 1, 4).round().astype(int)
-        axes.set_xticks(marks, [f"{item.values[mark]:.2g}" for mark in marks])
-        return
-    names = [textwrap.shorten(str(name), 16, placeholder="…") for name in item.values]
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=7)
+    marks = np.linspace(0, len(places) - 1, 4).round().astype(int) if item.is_curve else places
+    names = [_name_value(item.values[mark]) for mark in marks]
+    axes.set_xticks(marks, names, rotation=40, ha="right", fontsize=7)
 
 
-def _is_warped(numbers: Sequence[Any]) -> bool:
-    """Return whether numbers in order do not have equal distances; dates have."""
-    if not isinstance(numbers[0], float):
+def _name_value(value: Any) -> str:
+    """Return a number of three digits, a date with hours and minutes, or a name of a category."""
+    if isinstance(value, float):
+        return f"{float(f'{value:.3g}'):g}"
+    return str(value)[:16] if isinstance(value, datetime) else plain(value, 16)
+
+
+def _is_linear(values: Sequence[Any]) -> bool:
+    """Return whether values in order are numbers with equal distances."""
+    if not isinstance(values[0], float):
         return False
-    steps = np.diff(numbers)
-    return bool(steps.max() > 1.01 * steps.min())
+    steps = np.diff(values)
+    return bool(steps.max() <= 1.01 * steps.min())
