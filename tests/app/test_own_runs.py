@@ -22,7 +22,7 @@ from dpkfc.app.recipes.objective import cross_entropy, evaluate, score_model
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import read_settings, run
 from dpkfc.privacy.ledger import verify
-from tests.app.finished import call_flat, flags
+from tests.app.finished import call_flat, flags, refuse
 from tests.app.own_files import (
     HEADER,
     QUICK,
@@ -34,6 +34,7 @@ from tests.app.own_files import (
     write_rows,
 )
 from tests.audit.quick import make_audit_quick
+from tests.command_line import call
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,28 @@ def test_predictions_of_a_file_without_the_target(finished, tmp_path):
     for row, scores in zip(read, expected.tolist(), strict=True):
         assert float(row["p(no)"]) == pytest.approx(scores[0], abs=1e-6)
         assert row["class"] == ("no" if scores[0] >= scores[1] else "yes")
+
+
+def test_predictions_need_no_training_data(finished, tmp_path, monkeypatch):
+    """A run folder is carried to another machine, under a name with a blank."""
+    folder, path = finished
+    carried = shutil.copytree(folder, tmp_path / "my run")
+    settings = carried / "config.toml"
+    settings.write_text(settings.read_text("utf-8").replace(str(path), "gone.csv"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert call("predict", "my run", "--data", path).exit_code == 0
+    assert call("export", "my run", "--format", "safetensors").exit_code == 0
+    (carried / "model.safetensors").unlink()
+    assert "--resume 'my run'" in refuse("predict", "my run", "--data", path)
+    assert "schema 'my data.csv'" in refuse("train", "--data", shutil.copy(path, "my data.csv"))
+
+
+def test_a_batch_larger_than_all_persons_is_refused_in_units(tmp_path):
+    path, schema = write_patients(tmp_path)
+    schema.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
+    words = ["--schema", schema, "--expected-batch-size", 300, "--epsilon", 1, "--quiet"]
+    said = refuse("train", "--data", path, *words, "--out", tmp_path / "large")
+    assert "expected_batch_size = 300 is more than the" in said and "units; choose" in said
 
 
 def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from dpkfc.checkpoint import CheckpointError, place_file
@@ -75,7 +76,7 @@ class RunFolder:
             if path.is_dir() and any(path.iterdir()):
                 raise RunFolderError(
                     f"run folder {path} is not empty; choose another with --out, or continue it "
-                    f"with --resume {path}"
+                    f"with --resume {quote(str(path))}"
                 )
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

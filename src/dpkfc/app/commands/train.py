@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,8 +113,9 @@ def announce(result: Result) -> None:
     """Print the result of a run, and how to continue it."""
     from dpkfc.app.owndata.display import MARK, print_shares
 
+    folder = shlex.quote(str(result.folder))
     if result.interrupted:
-        again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
+        again = "the same command" if is_launched() else f"dpkfc train --resume {folder}"
         print_error(f"stopped after step {result.steps}; continue with: {again}")
         raise SystemExit(INTERRUPTED)
     if not is_first():
@@ -127,7 +129,7 @@ def announce(result: Result) -> None:
         print_line("scores on the test set with noise, which ε covers" if result.noisy else private)
         print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
-    print_line(f"to look at it: dpkfc report {result.folder}")
+    print_line(f"to look at it: dpkfc report {folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
         covers = "covers" if result.noisy else "does not cover"

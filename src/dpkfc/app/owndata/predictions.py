@@ -8,6 +8,7 @@ import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 from safetensors import SafetensorError
@@ -55,7 +56,7 @@ def load_run(path: Path) -> Trained:
     folder.check_settings()
     if not folder.model.is_file():
         raise RunFolderError(
-            f"{path} holds no released weights; finish the run: dpkfc train --resume {path}"
+            f"{path} holds no released weights; finish it: dpkfc train --resume {quote(str(path))}"
         )
     card = read_card(folder.ledger)
     if card is not None:

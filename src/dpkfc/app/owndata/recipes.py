@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
@@ -59,7 +60,7 @@ def own_recipe(config: RunConfig, schema: Schema | None = None) -> Recipe:
     if not config.data.data:
         raise ConfigError(f"recipe = {run.recipe!r} is made from own data; give --data")
     if schema is None and config.data.schema:
-        _, schema = own_source(config.values)
+        _, schema = own_source(config.values, run.recipe)
     makers = {"own-table": _table_recipe, "own-images": _image_recipe, "own-text": _text_recipe}
     return makers[run.recipe](config, schema)
 
@@ -76,9 +77,9 @@ def _need_schema(config: RunConfig, schema: Schema | None) -> Schema:
         if config.run.recipe == "own-text":
             extra += f" --text {data.text or 'KEY'}"
         if data.label_file:
-            extra += f" --label-file {data.label_file}"
+            extra += f" --label-file {quote(data.label_file)}"
         raise ConfigError(
-            f"{data.data} needs a public schema: run dpkfc schema {data.data}{extra}"
+            f"{data.data} needs a public schema: run dpkfc schema {quote(data.data)}{extra}"
             " > schema.toml, fill it in, and give --schema schema.toml"
         )
     if not schema.target:

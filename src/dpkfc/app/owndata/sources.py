@@ -30,8 +30,12 @@ _KINDS_OF = {
 }
 
 
-def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
+def own_source(chosen: Mapping[str, Any], known: str = "") -> tuple[str, Schema | None]:
     """Return the kind of own data that settings name, and its schema, which is read here alone.
+
+    Args:
+        chosen: settings.
+        known: the kind, of a run whose data may since have been moved.
 
     Returns:
         An empty text for a recipe; no schema where it is left out.
@@ -39,7 +43,7 @@ def own_source(chosen: Mapping[str, Any]) -> tuple[str, Schema | None]:
     Raises:
         ConfigError: settings that do not go together, data of an unknown form, or a bad schema.
     """
-    kind = _own_kind(chosen)
+    kind = known or _own_kind(chosen)
     place = ensure_text(chosen.get("schema"))
     if not place or kind == "own-task":
         return kind, None
