@@ -107,7 +107,7 @@ def test_every_setting_is_a_flag():
         ),
         (
             ["calibrate", "-e", "1", "-n", "10", "-b", "100", "--epochs", "1"],
-            "more than the 10 examples",
+            "more than dataset_size = 10",
         ),
         (
             ["epsilon", "-s", "1", "--steps", "3"],

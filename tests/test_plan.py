@@ -208,8 +208,7 @@ def test_bad_settings(settings, message):
         ((1.0, 0.0, 1000), r"delta must be in \(0, 1\), got 0.0"),
         (
             (1.0, DELTA, 49),
-            "expected_batch_size is 50, more than the 49 examples of the dataset; choose at most"
-            " 49",
+            "expected_batch_size is 50, more than dataset_size = 49; choose at most 49",
         ),
         ((1.0, DELTA, 0), "dataset_size must be an integer >= 1, got 0"),
     ],

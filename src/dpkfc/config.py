@@ -809,8 +809,8 @@ class PrivacyConfig:
         check_integer("dataset_size", dataset_size, 1)
         if self.expected_batch_size > dataset_size:
             raise ValueError(
-                f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size}"
-                f" examples of the dataset; choose at most {dataset_size}"
+                f"expected_batch_size is {self.expected_batch_size}, more than dataset_size ="
+                f" {dataset_size}; choose at most {dataset_size}"
             )
         rate = self.expected_batch_size / dataset_size
         bands = self.bands or 1

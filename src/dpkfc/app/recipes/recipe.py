@@ -153,8 +153,9 @@ class Recipe:
         size = config.privacy.expected_batch_size
         usual = self.defaults.get("privacy", {}).get("expected_batch_size")
         if is_training and not data.share and size > data.size and size != usual:
+            counted = "examples" if data.units is None else "units"
             raise ConfigError(
-                f"expected_batch_size = {size} is more than the {data.size} examples; choose at"
+                f"expected_batch_size = {size} is more than the {data.size} {counted}; choose at"
                 f" most {data.size}"
             )
         return _map_examples(data, self.features) if self.features else data
