@@ -100,7 +100,7 @@ def test_answers_of_another_form(answer, message):
     assert len(str(raised.value)) <= 160
 
 
-@pytest.mark.parametrize("answer", ["", "yes", "0 60 90"])
+@pytest.mark.parametrize("answer", ["", "yes", "no yes", "0 60 90"])
 def test_a_target_has_classes_or_bounds(answer):
     with pytest.raises(ConfigError, match="neither classes"):
         read_target(answer)

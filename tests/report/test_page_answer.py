@@ -50,7 +50,7 @@ def test_methods_without_a_significant_difference_are_named():
         f"behind the best by {100 * low:.1f} to {100 * high:.1f} points"
     )
     assert "Not significantly different: dp-" in answer.sentence
-    assert "11 s of training" in answer.sentence
+    assert "of 11.0 s" in answer.sentence
     assert answer.standings[0].half_width is not None
     rows.append(summary("disk", accuracy=0.9))
     (answer,) = answers_of(rows)

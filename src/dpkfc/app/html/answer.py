@@ -162,7 +162,7 @@ def _sentence(standings: Sequence[Standing], score: str) -> str:
         value += f" ± {score_text(best.half_width, score)}"
     cost = ""
     if best.group.seconds is not None:
-        cost = f", {best.group.seconds:,.0f} s of training"
+        cost = f" of {best.group.seconds:,.1f} s"
     tied = [standing.group.first.method for standing in standings[1:] if standing.is_tied]
     text = f"{name} has the best mean: {value} ({runs}{cost})."
     if len(standings) == 1:

@@ -181,7 +181,8 @@ def read_target(answer: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """
     if "|" in answer:
         return _names(answer), ()
-    if len(answer.split()) != 2:
+    bounds = [read_number(word, PLAIN) for word in answer.split()]
+    if len(bounds) != 2 or None in bounds:
         raise ConfigError(
             f"{answer!r:.40} is neither classes, as no|yes, nor two bounds of a number, as 0 60"
         )
