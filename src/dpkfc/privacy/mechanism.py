@@ -255,7 +255,7 @@ def gaussian_release(
         widest = torch.promote_types(widest, x.dtype)
 
     def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
-        torch.add(z.to(out.dtype).mul_(stddev), x, out=out).div_(divisor)
+        torch.add(x, z.to(out.dtype), alpha=stddev, out=out).div_(divisor)
 
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, widest, finish)
 
@@ -353,11 +353,12 @@ def rounded_release(
     _check_scale(stddev, divisor)
 
     def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
-        steps = x.to(z.device, torch.float64, copy=True).div_(grid).round_()
+        # The grid is a power of two, so that the product is the quotient.
+        steps = x.to(z.device, torch.float64, copy=True).mul_(1 / grid).round_()
         steps.clamp_(-MOST_STEPS, MOST_STEPS)
         # Adding zero turns −0 into 0: −0 would reveal the sign of x.
         steps.add_(0.0)
-        steps.add_((z * (stddev / grid)).round_())
+        steps.add_(z.mul_(stddev / grid).round_())
         out.copy_(steps.mul_(grid / divisor))
 
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, torch.float64, finish)

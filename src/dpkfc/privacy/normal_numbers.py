@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 # Radii whose 32 bits fall below this get more bits: about one in four million.
@@ -25,11 +25,28 @@ _RARE = 1 << 10
 # The same for 53 bits: one in 256. The radius is then known to 2⁻⁴⁵ of its probability anywhere.
 _RARE_FINE = 1 << 45
 
+
+def _constant(value: float) -> Tensor:
+    """Return a factor as a tensor: an operation that makes one of a number costs more."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+_MINUS_TWO = _constant(-2.0)
+# By the number of bits.
+_HALF_UNIT = {bits: _constant(0.5 * 2.0**-bits) for bits in (32, 53)}
+_ANGLE_UNIT = {bits: _constant(2 * math.pi * 2.0**-bits) for bits in (32, 53)}
+
 Words = Callable[[int, int], Tensor]
 """Maps a count and a number of bits, 32 or 53, to so many uniform integers that float64 holds.
 
 They are valid until the next call.
 """
+
+
+def make_aligned(size: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return memory `[size]` that begins at a multiple of 64 bytes, where vectors are read fast."""
+    kind: torch.dtype = getattr(torch, np.dtype(dtype).name)
+    return torch.empty(size, dtype=kind, device="cpu").numpy()
 
 
 class _Scratch(threading.local):
@@ -45,7 +62,7 @@ class _Scratch(threading.local):
         """Return memory `[size]`, valid until the next call for the same type."""
         array = self._arrays.get(dtype)
         if array is None or len(array) < size:
-            array = self._arrays[dtype] = np.empty(size, dtype)
+            array = self._arrays[dtype] = make_aligned(size, dtype)
         return array[:size]
 
 
@@ -73,26 +90,22 @@ def fill_normal(out: Tensor, words: Words) -> None:
     uniform = words(2 * half, bits)
     radius = _take(out, half, "float64").copy_(uniform[:half])
     angle = out[:half].copy_(uniform[half:])
-    if half and radius.amin() < bound:
+    rare = None
+    if half and float(radius.amin()) < bound:
         rare = (radius < bound).nonzero().squeeze(1)
         fraction = words(rare.numel(), 53).double().mul_(2.0**-53).add_(2.0**-54)
         refined = fraction.add_(radius[rare]).mul_(unit)
-        _center(radius, unit)
+    # From k to (k + ½) · unit in one pass.
+    torch.add(_HALF_UNIT[bits], radius, alpha=unit, out=radius)
+    if rare is not None:
         radius[rare] = refined
-    else:
-        _center(radius, unit)
-    radius.log_().mul_(-2.0).sqrt_()
+    radius.log_().mul_(_MINUS_TWO).sqrt_()
     scale = radius
     if out.dtype != radius.dtype:
         scale = _take(out, half, "float32").copy_(radius)
-    angle.mul_(2 * math.pi * unit)
+    angle.mul_(_ANGLE_UNIT[bits])
     torch.sin(angle[:rest], out=out[half:]).mul_(scale[:rest])
     angle.cos_().mul_(scale)
-
-
-def _center(integers: Tensor, unit: float) -> None:
-    """Replace k by (k + ½) · unit, a power of two, in one pass."""
-    torch.add(integers.new_full((), unit / 2), integers, alpha=unit, out=integers)
 
 
 @contextmanager

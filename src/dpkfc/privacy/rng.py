@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -321,15 +322,18 @@ def _iterate_chunks(
     """
     lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
     workers = min(workers, _MOST_WORKERS, len(lengths) // _LEAST_CHUNKS)
+    # It imports torch, which accounting alone does without.
+    from dpkfc.privacy.normal_numbers import make_aligned
+
     if workers <= 1:
-        out = np.empty(min(size, CHUNK), dtype)
+        out = make_aligned(min(size, CHUNK), dtype)
         for chunk, length in enumerate(lengths):
             fill(out[:length], chunk)
             yield out[:length]
         return
 
     def make(length: int, chunk: int) -> NDArray[Any]:
-        made = np.empty(length, dtype)
+        made = make_aligned(length, dtype)
         fill(made, chunk)
         return made
 
@@ -343,13 +347,31 @@ def _iterate_chunks(
             yield pending.popleft().result()
 
 
+class _Cipher(threading.local):
+    """AES of the last key of each thread: to begin anew costs as much as a third of a keystream."""
+
+    _key = b""
+
+    def begin(self, key: bytes, counter: bytes) -> Any:
+        """Return what encrypts with a key, from a counter on."""
+        if key == self._key:
+            self._keystream.reset_nonce(counter)
+        else:
+            self._keystream: Any = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+            self._key = key
+        return self._keystream
+
+
+_CIPHER = _Cipher()
+
+
 def _fill_chunk(out: NDArray[Any], key: bytes, draw: int, chunk: int) -> None:
     """Fill memory with the numbers of one chunk, from a counter of its own."""
     # It imports torch, which accounting alone does without.
     from dpkfc.privacy.normal_numbers import SCRATCH, fill_array
 
     counter = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
-    keystream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+    keystream = _CIPHER.begin(key, counter)
 
     def words(count: int, bits: int) -> NDArray[Any]:
         size = count * (4 if bits == 32 else 8)
