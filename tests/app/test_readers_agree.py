@@ -19,7 +19,7 @@ from dpkfc.app import train as training
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata import csv_blocks, rows
 from dpkfc.app.owndata.columns import Column
-from dpkfc.app.owndata.file_rows import all_rows
+from dpkfc.app.owndata.file_rows import FileRows
 from dpkfc.app.owndata.files import Share, encode_table, encode_texts
 from dpkfc.app.owndata.proposals import empty_schema
 from dpkfc.app.owndata.recipes import KEPT
@@ -238,7 +238,7 @@ def test_rows_of_a_file_are_read_as_rows_of_a_tensor(tmp_path):
     numbers = np.arange(60, dtype=np.float32).reshape(20, 3)
     file = rows.RowFile(3, tmp_path)
     file.append(numbers)
-    stored, tensor = all_rows(file).take(slice(4, 18)), torch.from_numpy(numbers)[4:18]
+    stored, tensor = FileRows(file, range(4, 18)), torch.from_numpy(numbers)[4:18]
     chosen = (
         [3, -1, np.int64(2)],
         torch.tensor([0, 5]),
@@ -262,7 +262,7 @@ def test_rows_of_a_file_are_read_as_rows_of_a_tensor(tmp_path):
     assert len(stored[[9, 1]]) == 2 and file._file.tell() == place
     with pytest.raises(IndexError):
         stored[[14]]
-    assert all_rows(rows.RowFile(3, tmp_path))[:].shape == (0, 3)
+    assert FileRows(rows.RowFile(3, tmp_path), range(0))[:].shape == (0, 3)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -184,22 +184,31 @@ def test_a_process_whose_files_are_empty_is_told_so(tmp_path):
 
 
 class Gathering:
-    """The last of some processes, which hands on what all of them send."""
+    """The last of some processes, which hands on what all of them send in each round."""
 
-    def __init__(self, sent):
-        self.sent = sent
+    is_rank0 = True
+
+    def __init__(self, sizes, rounds):
+        self.sizes = sizes
+        self.rounds = iter(rounds)
 
     def run_on_all(self, work):
         return work()
 
+    def all_gather(self, size):
+        assert size in self.sizes
+        return self.sizes
+
     def gather(self, value, to):
-        self.sent.append(value)
-        return self.sent
+        sent = next(self.rounds)
+        sent.append(value)
+        return sent
 
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, Number("n", 0.0, 10.0, ()).task])
-def test_outputs_of_parts_are_judged_like_rows_of_one_process(task):
+def test_outputs_of_parts_are_judged_like_rows_of_one_process(task, monkeypatch):
     """The parts are uneven, one has no test row, and labels are missing."""
+    monkeypatch.setattr(processes, "_SENT_ROWS", 250)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(700, 4, generator=generator)
     outputs = 3 if task is CLASSIFICATION else 1
@@ -208,12 +217,12 @@ def test_outputs_of_parts_are_judged_like_rows_of_one_process(task):
     if task is not CLASSIFICATION:
         labels = torch.rand(700, generator=generator)
         labels[5] = float("nan")
-    sent = []
+    rounds = [[], [], []]
     for part in (slice(0, 600), slice(600, 600), slice(600, 700)):
         held = ExampleSet(train=(rows, labels), test=(rows[part], labels[part]), share=["a"])
         run = SimpleNamespace(model=model, evaluation_examples=held.test, data=held)
-        found, examples = processes.gather_judged(run, Gathering(sent))
-    assert found is not model and len(examples[1]) == 700
+        found, examples = processes.gather_judged(run, Gathering([600, 0, 100], rounds))
+    assert found is not model and torch.equal(examples[1].nan_to_num(), labels.nan_to_num())
     whole = vars(task.judge(model, (rows, labels)))
     assert vars(task.judge(found, examples)) == pytest.approx(whole, rel=1e-6)
     scores = task.scores(model, (rows, labels)).to_json("abc")

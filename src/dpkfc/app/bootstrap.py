@@ -55,7 +55,7 @@ def bootstrap(
         statistic: maps sums `[B, c]` and N to values `[B]`.
         guess: of the best constant guess.
     """
-    total = sum(part.sum(axis=0) for part in _chunks(columns, count))
+    total = sum(columns(rows).sum(axis=0) for rows in slices(count))
     (value,) = statistic(np.asarray(total)[None], count).tolist()
     if not math.isfinite(value):
         return Score(name=name, value=None, guess=guess)
@@ -68,8 +68,9 @@ def bootstrap(
     return Score(name=name, value=value, low=low, high=high, guess=guess)
 
 
-def _chunks(columns: Columns, count: int) -> Iterator[Floats]:
-    return (columns(slice(start, start + _ROWS)) for start in range(0, count, _ROWS))
+def slices(count: int) -> Iterator[slice]:
+    """Yield all examples, some at a time: numbers that follow from each would take memory."""
+    return (slice(start, start + _ROWS) for start in range(0, count, _ROWS))
 
 
 def _draw_sums(columns: Columns, count: int, generator: np.random.Generator) -> Iterator[Floats]:
@@ -86,10 +87,10 @@ def _draw_gaussian_sums(
     columns: Columns, count: int, generator: np.random.Generator
 ) -> Iterator[Floats]:
     """Yield sums `[B, c]` with the mean and the covariance that drawn examples would give."""
-    total = np.asarray(sum(part.sum(axis=0) for part in _chunks(columns, count)))
+    total = np.asarray(sum(columns(rows).sum(axis=0) for rows in slices(count)))
     products = np.zeros((len(total), len(total)))
-    for part in _chunks(columns, count):
-        centred = part - total / count
+    for rows in slices(count):
+        centred = columns(rows) - total / count
         products += centred.T @ centred
     variances, directions = np.linalg.eigh(products)
     numbers = generator.normal(size=(DRAWS, len(total))) * np.sqrt(variances.clip(min=0.0))

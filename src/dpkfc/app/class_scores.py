@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums, order_examples
+from dpkfc.app.bootstrap import DRAWS, bootstrap, mean_of_sums, order_examples, slices
 from dpkfc.app.scores import LEVEL, ClassScore, Floats, Score, Scores
 
 BINS = 15
@@ -39,8 +39,7 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         labels: class numbers `[N]`; an example with another number is left out.
         threshold: probability of the second of two classes from which it is the answer.
     """
-    logits = np.asarray(outputs, np.float64)
-    labels = np.asarray(labels)
+    logits, labels = np.asarray(outputs), np.asarray(labels)
     count = logits.shape[1]
     is_known = (labels >= 0) & (labels < count)
     unlabelled = int((~is_known).sum())
@@ -50,13 +49,10 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     if not len(labels):
         return Scores(examples=0, unlabelled=unlabelled, scores=(), intervals=_INTERVALS)
     logits, labels = order_examples(logits, labels)
-    cells = labels * count + choose_classes(logits, threshold)
-    confusion = np.bincount(cells, minlength=count * count).reshape(count, count)
-    del cells
-    # It takes the most memory, so it comes before the other numbers of each example.
-    area = _auroc(logits, labels)
-    log_probabilities = logits - _log_sum(logits)[:, None]
-    losses = -np.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    confusion = np.zeros((count, count), np.int64)
+    for rows in slices(len(labels)):
+        answers = choose_classes(logits[rows].astype(np.float64), threshold)
+        np.add.at(confusion, (labels[rows], answers), 1)
     # A guess that knows the shares of the classes alone: the largest share, and their entropy.
     shares = confusion.sum(1) / len(labels)
     present = shares[shares > 0]
@@ -67,11 +63,17 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         unlabelled=unlabelled,
         scores=(
             share_score("accuracy", right, len(labels), guess=float(shares.max())),
-            area,
+            _auroc(logits, labels),
             bootstrap(
-                "log loss", len(losses), lambda rows: losses[rows, None], mean_of_sums, entropy
+                "log loss",
+                len(labels),
+                lambda rows: (
+                    -np.take_along_axis(_log_shares(logits[rows]), labels[rows, None], axis=1)
+                ),
+                mean_of_sums,
+                entropy,
             ),
-            _calibration(log_probabilities, labels),
+            _calibration(logits, labels),
         ),
         classes=_class_scores(confusion),
         confusion=tuple(tuple(row) for row in confusion.tolist()),
@@ -79,24 +81,27 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     )
 
 
-def _log_sum(logits: Floats) -> Floats:
-    return np.logaddexp.reduce(logits, axis=1)
+def _log_sum(logits: Any) -> Floats:
+    return np.logaddexp.reduce(logits.astype(np.float64), axis=1)
+
+
+def _log_shares(logits: Any) -> Any:
+    """Return the logarithms of the probabilities of all classes `[N, K]`."""
+    return logits - _log_sum(logits)[:, None]
 
 
 def _class_scores(confusion: NDArray[np.int64]) -> tuple[ClassScore, ...]:
-    scores = []
-    for label in range(len(confusion)):
-        right = int(confusion[label, label])
-        examples = int(confusion[label].sum())
-        answered = int(confusion[:, label].sum())
-        score = ClassScore(
+    rights, examples = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+    numbers = zip(rights, examples, confusion.sum(0).tolist(), strict=True)
+    return tuple(
+        ClassScore(
             label=label,
-            examples=examples,
-            recall=share_score("recall", right, examples),
+            examples=count,
+            recall=share_score("recall", right, count),
             precision=share_score("precision", right, answered),
         )
-        scores.append(score)
-    return tuple(scores)
+        for label, (right, count, answered) in enumerate(numbers)
+    )
 
 
 def share_score(name: str, part: int, total: int, guess: float | None = None) -> Score:
@@ -110,7 +115,7 @@ def share_score(name: str, part: int, total: int, guess: float | None = None) ->
     return Score(name=name, value=part / total, low=low, high=high, guess=guess)
 
 
-def _auroc(logits: Floats, labels: NDArray[np.int64]) -> Score:
+def _auroc(logits: Any, labels: Any) -> Score:
     """Return the area under the ROC curve: of each class against the rest, and their mean."""
     count = logits.shape[1]
     # Of two classes the areas are equal.
@@ -118,11 +123,16 @@ def _auroc(logits: Floats, labels: NDArray[np.int64]) -> Score:
     areas = []
     for label in measured:
         is_class = labels == label
-        others = np.delete(logits, label, axis=1)
+        if not is_class.any() or is_class.all():
+            continue
         # log p / (1 - p), by which the examples are ranked.
-        odds = logits[:, label] - _log_sum(others)
-        if is_class.any() and not is_class.all():
-            areas.append(_area(odds[is_class], odds[~is_class]))
+        odds = np.concatenate(
+            [
+                logits[rows, label] - _log_sum(np.delete(logits[rows], label, axis=1))
+                for rows in slices(len(labels))
+            ]
+        )
+        areas.append(_area(odds, is_class))
     name = "AUROC" if count == 2 else "AUROC, mean of each class against the rest"
     if not areas:
         return Score(name=name, value=None, guess=0.5)
@@ -130,7 +140,7 @@ def _auroc(logits: Floats, labels: NDArray[np.int64]) -> Score:
     return Score(name=name, value=value, low=low, high=high, guess=0.5)
 
 
-def _area(positive: Floats, negative: Floats) -> tuple[float, float, float]:
+def _area(scores: Floats, is_positive: Any) -> tuple[float, float, float]:
     """Return an area under the ROC curve with its interval.
 
     The area is the Mann–Whitney statistic of m positive and n negative scores. The ends of its
@@ -145,11 +155,12 @@ def _area(positive: Floats, negative: Floats) -> tuple[float, float, float]:
     from scipy import stats
     from scipy.optimize import brentq
 
+    positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
     m, n = len(positive), len(negative)
-    ranks = stats.rankdata(np.concatenate([positive, negative]))
     pairs = m * n
-    least_rank_sum = m * (m + 1) / 2
-    area = (ranks[:m].sum() - least_rank_sum) / pairs
+    # Of pairs of equal scores half are in the wrong order.
+    sides = [np.searchsorted(positive, negative, side).sum() for side in ("left", "right")]
+    area = (2 * pairs - sum(sides)) / (2 * pairs)
     z = stats.norm.ppf(0.5 + LEVEL / 2)
 
     def excess(value: float) -> float:
@@ -164,7 +175,7 @@ def _area(positive: Floats, negative: Floats) -> tuple[float, float, float]:
     return float(area), float(low), float(high)
 
 
-def _calibration(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
+def _calibration(logits: Any, labels: Any) -> Score:
     """Return the expected calibration error: |confidence − accuracy| of bins, by their size.
 
     Source: C. Guo et al., ICML 2017. A draw of the examples adds to the error what the sample has
@@ -172,14 +183,18 @@ def _calibration(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
     calibrated models would show as great an error.
     """
     count = len(labels)
-    confidence = np.exp(log_probabilities.max(axis=1))
-    is_right = log_probabilities.argmax(axis=1) == labels
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    excess = is_right - confidence
+
+    def answer(rows: slice) -> tuple[Any, Floats, Any]:
+        """Return answers, their confidences, and the bins of these."""
+        log_shares = _log_shares(logits[rows])
+        confidence = np.exp(log_shares.max(axis=1))
+        bins = (confidence * BINS).astype(np.int64).clip(max=BINS - 1)
+        return log_shares.argmax(axis=1), confidence, bins
 
     def excess_by_bin(rows: slice) -> Floats:
-        columns = np.zeros((len(excess[rows]), BINS))
-        columns[np.arange(len(columns)), bins[rows]] = excess[rows]
+        answers, confidence, bins = answer(rows)
+        columns = np.zeros((len(bins), BINS))
+        columns[np.arange(len(bins)), bins] = (answers == labels[rows]) - confidence
         return columns
 
     def mean_error(totals: Floats, examples: Any) -> Floats:
@@ -192,8 +207,11 @@ def _calibration(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
     low = max(0.0, 2 * found.value - found.high)
     high = max(0.0, 2 * found.value - found.low)
     # Errors of models that are calibrated: the answers of a bin vary as coins of its confidence.
-    deviations = np.sqrt(np.bincount(bins, confidence * (1 - confidence), BINS))
-    drawn = np.random.default_rng(0).normal(size=(DRAWS, BINS)) * deviations
+    variances = sum(
+        np.bincount(bins, confidence * (1 - confidence), BINS)
+        for _, confidence, bins in map(answer, slices(count))
+    )
+    drawn = np.random.default_rng(0).normal(size=(DRAWS, BINS)) * np.sqrt(variances)
     if found.value <= np.quantile(mean_error(drawn, count), LEVEL):
         low = 0.0
     return Score(name=name, value=found.value, low=low, high=high)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch import nn
 from dpkfc import checkpoint
 from dpkfc.app.assembly import Prepared
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.datasets.examples import Examples, ExampleSet
+from dpkfc.app.datasets.examples import Examples, ExampleSet, choose_rows
 from dpkfc.app.recipes.objective import model_outputs
 from dpkfc.app.run_config import RunConfig
 from dpkfc.app.run_folder import RunFolder, RunFolderError
@@ -26,6 +27,8 @@ from dpkfc.distributed.context import DistributedContext
 from dpkfc.privacy.ledger import verify
 from dpkfc.torchrun import is_launched
 
+# Test rows of a process whose outputs are sent at once: whole passes of `model_outputs`.
+_SENT_ROWS = 64_000
 # Seconds until a network disk must show a new folder.
 _PATIENCE = 20.0
 
@@ -106,8 +109,7 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
         is_cut_off = not (has_checkpoint or _has_releases(folder))
         return True, is_cut_off
 
-    answer = ranks.run_on_all(look)
-    answers = ranks.all_gather(answer)
+    answers = ranks.all_gather(ranks.run_on_all(look))
     if len(set(answers)) > 1:
         raise _not_shared(run.out)
     is_there, is_cut_off = answers[0]
@@ -178,14 +180,15 @@ def join_shares(own: ExampleSet, ranks: DistributedContext) -> ExampleSet:
         ranks: the processes.
     """
     parts = ranks.all_gather((len(own.train[1]), len(own.test[1]), own.figures))
-    sizes, tested, figures = zip(*parts, strict=True)
-    if not sum(tested):
+    sizes, counts, _ = zip(*parts, strict=True)
+    total, tested = sum(sizes), sum(counts)
+    if not tested:
         raise DatasetError(f"{own.source}: too few records for a test split; give more")
-    held = [size + count for size, count in zip(sizes, tested, strict=True)]
-    joined: Counter[tuple[str, str]] = Counter()
-    for found, records in zip(figures, held, strict=True):
-        joined.update({name: share * records / sum(held) for name, share in found.items()})
-    return replace(own, total=sum(sizes), tested=sum(tested), figures=joined)
+    figures: dict[tuple[str, str], float] = defaultdict(float)
+    for size, count, found in parts:
+        for name, share in found.items():
+            figures[name] += share * (size + count) / (total + tested)
+    return replace(own, total=total, tested=tested, figures=figures)
 
 
 def gather_judged(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Module, Examples]:
@@ -193,15 +196,25 @@ def gather_judged(prepared: Prepared, ranks: DistributedContext) -> tuple[nn.Mod
 
     Where each process holds a part of the test rows, these are the outputs for all parts with their
     labels, and a model that returns outputs as they are. So no test row leaves its process.
-    Ranks other than the first keep their own part alone.
+    Ranks other than the first keep their own rows alone.
     """
     model, (inputs, labels) = prepared.model, prepared.evaluation_examples
     if not prepared.data.share:
         return model, (inputs, labels)
-    outputs = ranks.run_on_all(lambda: [output.cpu() for output in model_outputs(model, inputs)])
-    # A part may have no test row.
-    own = torch.cat(outputs) if outputs else None
-    parts = ranks.gather((own, labels), to=0) or [(own, labels)]
-    found = [outputs for outputs, _ in parts if outputs is not None]
-    answers = torch.cat([labels for _, labels in parts])
-    return nn.Identity(), (torch.cat(found) if found else answers, answers)
+
+    def predict(start: int) -> Examples:
+        rows = slice(start, start + _SENT_ROWS)
+        outputs = [output.cpu() for output in model_outputs(model, choose_rows(inputs, rows))]
+        # A view would be sent with all of its tensor.
+        return torch.cat(outputs), labels[rows].clone()
+
+    rounds = [
+        ranks.gather(ranks.run_on_all(partial(predict, start)), to=0) or []
+        for start in range(0, max(ranks.all_gather(len(labels))), _SENT_ROWS)
+    ]
+    if not ranks.is_rank0:
+        return model, (inputs, labels)
+    # The rows of one process after another's, as one process would have them.
+    pieces = [piece for pieces in zip(*rounds, strict=True) for piece in pieces]
+    found, answers = map(torch.cat, zip(*pieces, strict=True))
+    return nn.Identity(), (found, answers)

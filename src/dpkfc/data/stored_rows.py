@@ -38,5 +38,5 @@ class StoredRows(Protocol):
         return (self[row] for row in range(len(self)))
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Yield the rows `[size, width]` as tensors, in order."""
-        return (self[start : start + size] for start in range(0, len(self), size))
+        """Yield the rows `[size, width]` as tensors, in order; no rows once, as a tensor does."""
+        return (self[start : start + size] for start in range(0, max(1, len(self)), size))

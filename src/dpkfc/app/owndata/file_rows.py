@@ -23,11 +23,11 @@ class FileRows(StoredRows):
 
     Attributes:
         file: that holds them.
-        numbers: of the rows in the file `[N]`.
+        numbers: of the rows in the file `[N]`; a range takes no memory.
     """
 
     file: RowFile
-    numbers: np.ndarray
+    numbers: np.ndarray | range
 
     # What a tensor of these rows would say.
     dtype = torch.float32
@@ -44,14 +44,20 @@ class FileRows(StoredRows):
 
     def take(self, rows: Any) -> FileRows:
         """Return some rows, which stay in the file."""
-        rows = rows if isinstance(rows, slice) else np.asarray(rows)
-        return replace(self, numbers=self.numbers[rows])
+        if isinstance(rows, slice):
+            return replace(self, numbers=self.numbers[rows])
+        rows = np.asarray(rows)
+        if rows.dtype == bool:
+            (rows,) = rows.nonzero()
+        chosen = [self.numbers[row] for row in rows.tolist()]
+        return replace(self, numbers=np.array(chosen, np.int64))
 
     def __getitem__(self, rows: Any) -> Tensor:
         """Return some rows: `[width]` for a number, else `[n, width]`."""
         if isinstance(rows, int):
             return self[[rows]][0]
-        return torch.from_numpy(self.file.copy_rows(self.take(rows).numbers))
+        numbers = np.asarray(self.take(rows).numbers, np.int64)
+        return torch.from_numpy(self.file.copy_rows(numbers))
 
     def __iter__(self) -> Iterator[Tensor]:
         return (row for rows in self.split(_ROWS) for row in rows)
@@ -59,8 +65,3 @@ class FileRows(StoredRows):
     def __reduce__(self) -> Any:
         """Become a tensor in another process, which cannot open the file."""
         return torch.Tensor.detach, (self[:],)
-
-
-def all_rows(file: RowFile) -> FileRows:
-    """Return all rows of a file."""
-    return FileRows(file, np.arange(len(file)))

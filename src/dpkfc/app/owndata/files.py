@@ -216,7 +216,7 @@ class RowContents(Sequence[bytes]):
         return len(self._labels)
 
     def __getitem__(self, row: Any) -> Any:
-        return next(self._contents(row, self._rows.read(row, 1)))
+        return next(self._contents(row, self._rows.copy_rows(np.array([row]))))
 
     def __iter__(self) -> Iterator[bytes]:
         row = 0
@@ -225,7 +225,6 @@ class RowContents(Sequence[bytes]):
             row += len(chunk)
 
     def _contents(self, start: int, rows: np.ndarray) -> Iterator[bytes]:
-        rows = rows.copy()
         rows[:, self._places] = 0.0
         end = start + len(rows)
         # A list of bytes, one a row.

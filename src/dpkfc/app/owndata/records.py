@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,19 +109,17 @@ def split_records(
     Raises:
         DatasetError: a side has no records.
     """
+    numbers: Any = slice(None)
+    encoded = records.contents
     if records.units:
         keys = list(dict.fromkeys(records.units))
         number_of = {unit: number for number, unit in enumerate(keys)}
-        numbers: Any = np.array([number_of[unit] for unit in records.units])
-        encoded: Sequence[bytes] = [unit.encode("utf-8", "surrogatepass") for unit in keys]
-        is_test = _places(encoded, seed, b"test") < TEST_SHARE
-    else:
-        numbers = slice(None)
-        encoded = records.contents
-        is_test = _places_of_equal(encoded, seed, b"test") < TEST_SHARE
+        numbers = np.array([number_of[unit] for unit in records.units])
+        encoded = [unit.encode("utf-8", "surrogatepass") for unit in keys]
+    place = _places if records.units else _places_of_equal
+    is_test = place(encoded, seed, b"test") < TEST_SHARE
     is_validation = np.zeros(len(is_test), bool)
     if validation_size:
-        place = _places if records.units else _places_of_equal
         (rest,) = np.nonzero(~is_test)
         order = np.argsort(place(encoded, seed, b"validation")[rest], kind="stable")
         is_validation[rest[order[:validation_size]]] = True
@@ -192,17 +191,15 @@ def _select(records: Records, sides: Sequence[np.ndarray], keep: Path | None) ->
     """Return the examples of each side."""
     import torch
 
-    from dpkfc.app.owndata.file_rows import all_rows
+    from dpkfc.app.owndata.file_rows import FileRows
 
     rows = [torch.from_numpy(side) for side in sides]
     if records.file is None:
         inputs = [choose_rows(records.inputs, chosen) for chosen in rows]
     else:
-        whole = all_rows(records.file.select(sides, keep))
-        ends = np.cumsum([len(side) for side in sides])
-        inputs = [
-            whole.take(slice(end - len(side), end)) for side, end in zip(sides, ends, strict=True)
-        ]
+        file = records.file.select(sides, keep)
+        ends = accumulate(map(len, sides), initial=0)
+        inputs = [FileRows(file, range(*part)) for part in pairwise(ends)]
     return [(part, records.labels[chosen]) for part, chosen in zip(inputs, rows, strict=True)]
 
 

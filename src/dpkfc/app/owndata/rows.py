@@ -82,12 +82,9 @@ class RowFile:
         self._rows += len(rows)
 
     def _write(self, rows: np.ndarray, place: int) -> None:
-        if not len(rows):
-            return
-        content = memoryview(np.ascontiguousarray(rows, np.float32).data).cast("B")
-        start = place * self.width * 4
+        content = np.asarray(rows, np.float32).tobytes()
         with _room_for(self._folder or Path(tempfile.gettempdir())):
-            self._file.seek(start)
+            self._file.seek(place * self.width * 4)
             while content:
                 content = content[self._file.write(content) :]
 
@@ -95,13 +92,7 @@ class RowFile:
         """Yield the rows `[n, width]` in order, without a map of the file."""
         step = max(1, _CHUNK // (4 * self.width))
         for start in range(0, self._rows, step):
-            yield self.read(start, min(step, self._rows - start))
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return some rows `[count, width]`."""
-        self._file.seek(start * self.width * 4)
-        content = self._file.read(count * self.width * 4)
-        return np.frombuffer(content, np.float32).reshape(count, self.width)
+            yield self.copy_rows(np.arange(start, min(start + step, self._rows)))
 
     def select(self, parts: Sequence[np.ndarray], keep: Path | None = None) -> RowFile:
         """Return a file with the rows of each part behind one another.
@@ -114,7 +105,7 @@ class RowFile:
             DatasetError: the disk has no room for them.
         """
         chosen = RowFile(self.width, self._folder)
-        places = np.cumsum([0, *map(len, parts)])[:-1]
+        places = np.cumsum([0, *map(len, parts)]).tolist()
         first = 0
         for rows in self.chunks():
             last = first + len(rows)
@@ -122,7 +113,7 @@ class RowFile:
                 low, high = np.searchsorted(part, (first, last))
                 chosen._write(rows[part[low:high] - first], places[number] + low)
             first = last
-        chosen._rows = sum(map(len, parts))
+        chosen._rows = places[-1]
         if keep is not None:
             chosen._copy(keep)
         return chosen
@@ -142,10 +133,8 @@ class RowFile:
         """Return all rows float32 `[N, width]`, mapped: what is written to it stays in memory."""
         import torch
 
-        if not self._rows:
-            return torch.zeros(0, self.width)
-        shape = self._rows, self.width
-        return torch.from_numpy(np.memmap(self._file, np.float32, "c", shape=shape))
+        rows = np.memmap(self._file, np.float32, "c", shape=(self._rows, self.width))
+        return torch.from_numpy(rows)
 
     def copy_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return a copy of chosen rows `[n, width]`.
