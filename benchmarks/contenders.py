@@ -261,6 +261,41 @@ def _opacus_step(
     return step
 
 
+def opake(setting: Setting, microbatch: int | None = None) -> Contender:
+    """DP-SGD of opake: gradients of single examples by `vmap`, noise of a seeded generator."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.dpsgd.noise import gaussian_noise
+    from opake.random import key
+
+    model, optimizer = setting.fresh()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss_fn(values: Any, x: Tensor, y: Tensor) -> Tensor:
+        def call(*arguments: Any, **more: Any) -> Any:
+            return torch.func.functional_call(model, values, arguments, more)
+
+        losses = setting.case.losses(call, x.unsqueeze(0), y.unsqueeze(0))
+        return losses.squeeze(0)
+
+    gradient, clip_state = clipped_grad(
+        loss_fn, batch_argnums=(1, 2), clipping_norm=CLIP, microbatch_size=microbatch
+    )
+    add_noise, noise_state = gaussian_noise(noise_multiplier=NOISE, key=key(0))
+    generator = np.random.default_rng()
+
+    def step() -> None:
+        nonlocal clip_state, noise_state
+        x, y = setting.draw(generator)
+        values = {name: p.detach() for name, p in parameters.items()}
+        total, clip_state = gradient(values, x, y, state=clip_state)
+        noisy, noise_state = add_noise(total, noise_state)
+        for name, p in parameters.items():
+            p.grad = noisy.pytree[name] / len(y)
+        optimizer.step()
+
+    return Contender(step=step)
+
+
 def materialised(setting: Setting) -> Contender:
     """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots
     before the clip.
@@ -311,6 +346,7 @@ CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
         dp_kfc,
         opacus_hooks,
         opacus_ghost,
+        opake,
         materialised,
     )
 }

@@ -56,7 +56,8 @@ def measure(name: str) -> dict[str, Any]:
             calls = passes.calls(architecture.loss_fn, augment, batch, size, torch.sum)
             if calls is None:
                 reason = f"{passes.refusal.operation}: {passes.refusal.reason}"
-                return entry | {"outcome": "not captured", "why": reason[:200]}
+                entry |= {"outcome": "not captured", "why": reason[:200]}
+                return entry | {"price": find_price(architecture, sizes[-1])}
             entry.setdefault("seconds", round(time.perf_counter() - began, 2))
             if architecture.is_random or architecture.kind == "mixing":
                 continue
@@ -78,6 +79,41 @@ def measure(name: str) -> dict[str, Any]:
     return entry | {"outcome": "captured" if right else "wrong"}
 
 
+def find_price(architecture: Any, size: int) -> float | None:
+    """Return the time of gradients one example at a time over one gradient of the whole batch.
+
+    Processor seconds, the least of three; None where an example or the batch cannot run.
+    """
+    from tests.zoo.brute_force import gradients_of_each
+    from tests.zoo.registry import rows_of
+
+    model = architecture.make()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rows = architecture.batch(size)
+    singles = architecture.singles(rows)
+
+    def together() -> None:
+        batch = architecture.collate([rows_of(rows, i) for i in range(size)])
+        loss = architecture.loss_fn(model, batch).sum()
+        torch.autograd.grad(loss, trained, allow_unused=True)
+
+    def alone() -> None:
+        gradients_of_each(model, singles, architecture.loss_fn)
+
+    least = []
+    for run in (together, alone):
+        taken = []
+        for _ in range(4):
+            began = time.process_time()
+            try:
+                run()
+            except Exception:  # noqa: BLE001
+                return None
+            taken.append(time.process_time() - began)
+        least.append(min(taken[1:]))
+    return round(least[1] / least[0], 1)
+
+
 def table(results: dict[str, Any]) -> str:
     """Return what became of every architecture, and why."""
     found = results["architectures"]
@@ -87,11 +123,12 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for name, x in sorted(found.items()):
         seconds = "–" if x.get("seconds") is None else f"{x['seconds']:.1f}"
-        error = max(x.get("errors") or [0.0])
-        rows.append(
-            [f"`{name}`", x["kind"], x["outcome"], seconds, f"{error:.0e}", x.get("why", "")]
-        )
-    names = ["architecture", "kind", "outcome", "seconds to capture", "largest error", "why not"]
+        error = f"{max(x['errors']):.0e}" if x.get("errors") else "–"
+        price = "–" if x.get("price") is None else f"{x['price']:.1f}"
+        cells = [f"`{name}`", x["kind"], x["outcome"], seconds, error, price, x.get("why", "")]
+        rows.append(cells)
+    names = ["architecture", "kind", "outcome", "seconds to capture", "largest error"]
+    names += ["one at a time ÷ batch", "why not"]
     every = markdown(names, [[cell.replace("|", "/") for cell in row] for row in rows])
     return f"{head}\n\n{every}\n\n{machine(results)}"
 

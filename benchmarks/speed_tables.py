@@ -24,6 +24,7 @@ TITLES = {
     "dp_kfc": "DP-KFC, both sides",
     "opacus_hooks": "Opacus hooks",
     "opacus_ghost": "Opacus ghost",
+    "opake": "opake",
     "materialised": "K-FAC on materialised gradients",
 }
 
@@ -44,6 +45,7 @@ TIMES: dict[tuple[str, str], dict[str, float]] = {
     **{(name, "plain"): {} for name in OURS},
     ("dp_sgd", "opacus_hooks"): {},
     ("dp_sgd", "opacus_ghost"): {},
+    ("dp_sgd", "opake"): {},
     ("dp_kfc", "materialised"): {},
 }
 REFRESH = dict.fromkeys(KINDS, 0.03)

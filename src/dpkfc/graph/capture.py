@@ -31,8 +31,13 @@ from torch._functorch._aot_autograd.functional_utils import (
 )
 from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.gradients.state import StateChangedError
@@ -43,6 +48,15 @@ _shapes: Any = import_module("torch.fx.experimental._config")
 
 _TORCH = Path(torch.__file__).parent
 _DYNAMO = _TORCH / "_dynamo"
+
+# What torch raises where it cannot capture a program; the last three say that a size or a value is
+# read from data.
+_FAILURES = (
+    torch._dynamo.exc.TorchDynamoException,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
 
 MOST_GRAPHS = 16
 """Captures of one function that are kept. A program that needs more takes the other way."""
@@ -164,7 +178,7 @@ class FrontEnd:
                 self._compiled = loss_fn, torch.compile(loss_fn, backend=self._compile, **options)
             try:
                 losses: Tensor = self._compiled[1](model, batch)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except _FAILURES as error:
                 raise _refusal(error) from error
         return losses
 
