@@ -22,7 +22,6 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -132,8 +131,8 @@ def measure_model(name: str, rounds: int) -> dict[str, Any]:
             gc.collect()
         session.close()
     milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in taken.items()}
-    compare = partial(compare_pairs, taken["dpkfc"])
-    ratios = {other: compare(taken[other]) for other in NAMES if other != "dpkfc"}
+    pairs = [("dpkfc", "plain"), ("opake", "dpkfc"), ("jax_privacy", "dpkfc")]
+    ratios = {top: compare_pairs(taken[top], taken[bottom]) for top, bottom in pairs}
     title = f"{case.title} ({case.batch_size})"
     return {"title": title, "ms": milliseconds, "ratios": ratios}
 
@@ -142,12 +141,12 @@ def table(results: dict[str, Any]) -> str:
     """Return a row for each model."""
     rows = []
     for found in results["models"].values():
-        ratios = [found["ratios"][name] for name in ("plain", "opake", "jax_privacy")]
+        ratios = [found["ratios"][name] for name in NAMES[1:]]
         cells = [judged(ratio["ratio"], None, ratio["quartiles"]) for ratio in ratios]
         rows.append([found["title"], *(f"{found['ms'][name]:,.1f}" for name in NAMES), *cells])
     peers = [f"{name} {results['packages'][name]}" for name in ("opake", "jax-privacy")]
     head = ["model (batch)", "plain SGD, ms", "DP-SGD here, ms", *(f"{name}, ms" for name in peers)]
-    return markdown([*head, "here ÷ plain SGD", "÷ opake", "÷ jax-privacy"], rows)
+    return markdown([*head, "here ÷ plain SGD", "opake ÷ here", "jax-privacy ÷ here"], rows)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "scale": partial(fill_table, "scale", command="make bench-scale"),
     "ranks": partial(fill_table, "scale_ranks", "ranks"),
     "opacus-script": partial(fill_table, "opacus_script"),
+    "speed-peers": partial(fill_table, "speed_peers"),
     "correlated-noise": partial(fill_table, "correlated_noise"),
     "correlated-steps": correlated_steps,
     "growth": partial(fill_table, "growth"),
