@@ -59,6 +59,10 @@ def test_text_that_is_not_of_its_columns_kind_is_named(share, is_named):
     assert ("many values are unread in born (20.0%): compare kind" in lines) == is_named
 
 
+def test_letters_with_line_breaks_lead_to_the_key_that_reads_them():
+    assert "lines_in_cells" in print_to_text(figures={("unreadable", "rows"): 0.6}, width=200)
+
+
 def test_every_kind_of_column_has_an_example_of_the_schema():
     columns = {
         "age": Column(kind="number", bounds=(0.0, 1.0)),

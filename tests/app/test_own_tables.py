@@ -192,6 +192,13 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path):
     assert 'delimiter = "\\t"' in empty_schema(tabs, "y", "", None)
 
 
+def test_comments_above_the_header_are_to_be_removed(tmp_path):
+    path = tmp_path / "scans.tsv"
+    path.write_text("# exported by a scanner\nage\ty\n1\ta\n", "utf-8")
+    with pytest.raises(DatasetError, match="'# exported by a scanner'; remove lines above it"):
+        empty_schema(path, "y")
+
+
 def test_a_delimiter_that_is_not_known_is_given(tmp_path):
     path = tmp_path / "odd.txt"
     path.write_text("age^y\n1^a\n", "utf-8")

@@ -203,11 +203,12 @@ def _warnings(figures: Figures) -> list[str]:
 _LOOK = {
     "outside of bounds": "compare bounds with the unit of the column",
     "missing": "compare missing with the file",
-    "not of the column's kind": "compare kind, format, decimal and missing with the file",
+    "not of the column's kind": "compare kind, format, decimal, thousands, missing with the file",
     "of no known category": "compare categories with the file",
 }
 _ADVICE = {
-    "unreadable": "compare delimiter and encoding with the file, and quote cells that hold either",
+    "unreadable": "compare delimiter and encoding with the file, and lines_in_cells where a quoted"
+    " cell has line breaks",
     "empty": "compare key under [text] with the file",
     "without a unit": "each of them counts as a person of its own; compare the unit with the file",
     LIKE_A_CLASS: "write classes as the file has them",

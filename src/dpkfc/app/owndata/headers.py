@@ -136,8 +136,8 @@ def read_header(
         signs = Counter(re.findall(r"[^\w\s\"'.-]| ", names[0])).most_common(1)
         sign = signs[0][0] if signs else ";"
         raise DatasetError(
-            f"{path}: its header has one column, {names[0]!r:.40}; if it has more, name what stands"
-            f" between them: dpkfc schema … --delimiter {sign!r}"
+            f"{path}: its header has one column, {names[0]!r:.40}; remove lines above it, or name"
+            f" what divides columns: dpkfc schema … --delimiter {sign!r}"
         )
     return Header(names, kinds, delimiter, labels, form.encoding)
 

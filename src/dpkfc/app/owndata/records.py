@@ -126,8 +126,8 @@ def split_records(
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not (is_test.any() or records.share):
         raise DatasetError(
-            f"{source}: {len(records)} records leave a side of the split empty; lower"
-            " validation_size, or give more"
+            f"{source}: a side of the split is empty (records: {len(records)}); lower"
+            " validation_size, or give more records"
         )
     sides = [np.flatnonzero(side[numbers]) for side in (is_train, is_test, is_validation)]
     train, test, validation = _select(records, sides, keep)
