@@ -93,11 +93,7 @@ def test_every_setting_is_a_flag():
         (["train", "--recipe", "digits", "--resume", "x"], "leave out every other setting"),
         (["train", "--resume", "no-such-folder"], "no-such-folder does not exist"),
         (["predict", "gone", "--data", "x.csv"], "gone does not exist"),
-        (["audit", "gone"], "gone does not exist"),
-        (["card", "gone"], "gone does not exist"),
-        (["total", "gone"], "gone does not exist"),
         (["schema", "gone.csv"], "gone.csv: does not exist"),
-        (["train", "--data", "gone.csv", "--schema", "s.toml"], "gone.csv: does not exist"),
         (["train", "--data", ".", "--label-file", "gone.csv"], "gone.csv: does not exist"),
         (["doctor", "runs/gone"], "runs/gone does not exist"),
         (["train", "--recipe", "mnist-cnn", "--data-dir", "no-such-folder"], "is not a folder"),
@@ -266,6 +262,26 @@ def test_settings_are_printed_as_a_file_that_train_takes(tmp_path, seen):
     for given in (arguments, ("--config", str(tmp_path / "all.toml"))):
         assert call("train", *given).exit_code == 0
     assert seen[0] == seen[1]
+
+
+def test_the_doctor_looks_at_recipes_and_factories(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+        "def mixing():\n    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = call("doctor", "digits", "--probe-size", "16")
+    assert (
+        recipe.exit_code == 0
+        and "rank-one" in recipe.output
+        and "not covered: nothing" in recipe.output
+    )
+    mine = call("doctor", "my_models:net", "--input-shape", "3,2,2", "--probe-size", "16")
+    assert mine.exit_code == 0 and "A 13" in mine.output, (mine.output, mine.exception)
+    assert "mixes the examples" in _refused("doctor", "my_models:mixing", "--input-shape", "4")
+    assert "--input-shape 3,32,32" in _refused("doctor", "my_models:net")
 
 
 def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():

@@ -2,8 +2,6 @@
 run that goes on.
 """
 
-import math
-
 import dp_accounting
 import pytest
 import torch
@@ -52,29 +50,6 @@ def account_by_rdp(noise, steps, orders=None):
         dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(noise)), steps
     )
     return float(accountant.get_epsilon(1e-5))
-
-
-@pytest.mark.parametrize(
-    ("sigma", "joint", "summed"), [(6.0, 2.071, 2.05), (3.0, 4.78, 4.61), (2.0, 8.44, 7.69)]
-)
-def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma, joint, summed):
-    """T = 10 000. Adding up the RDP curves of two releases, as if each had a sample of its own,
-    says too little.
-    """
-    settings = {"expected_batch_size": 200, "steps": 10_000, "accountant": "rdp"}
-    made = PrivacyConfig(preconditioner=gep(), clipping="embedding_residual", **settings)
-    p = made.with_noise(sigma / math.sqrt(2), 1e-5, 10_000)
-    assert p.sensitivity == math.sqrt(2)
-    assert p.stddev == pytest.approx(sigma)  # of either part, in units of its clip norm
-    assert p.epsilon() == pytest.approx(account_by_rdp(sigma / math.sqrt(2), 10_000), rel=1e-9)
-    whole = list(range(2, 64))  # the orders that the reference values were calculated with
-    assert account_by_rdp(sigma / math.sqrt(2), 10_000, whole) == pytest.approx(joint, rel=5e-4)
-    assert account_by_rdp(sigma, 20_000, whole) == pytest.approx(summed, rel=5e-4)
-    assert (
-        account_by_rdp(sigma, 20_000)
-        < p.epsilon()
-        <= account_by_rdp(sigma / math.sqrt(2), 10_000, whole)
-    )
 
 
 def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs():

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import tarfile
 import zipfile
 
 import numpy as np
@@ -120,6 +121,23 @@ def write_utkface(root, count=40):
     arrays = {name: array.astype(np.uint8) for name, array in arrays.items()}
     np.savez_compressed(root / "utkface" / "subset.npz", delta=encode_delta(images), **arrays)
     return images
+
+
+def write_faces(root, names):
+    """The authors' archive: JPEG files of one grey each, 200 × 200."""
+    from PIL import Image
+
+    path = root / "utkface" / "UTKFace.tar.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, grey in names.items():
+            packed = io.BytesIO()
+            Image.new("RGB", (200, 200), (grey, grey, grey)).save(packed, "JPEG")
+            entry = tarfile.TarInfo(f"UTKFace/{name}")
+            entry.size = packed.tell()
+            packed.seek(0)
+            archive.addfile(entry, packed)
+    return path
 
 
 def write_all(root):

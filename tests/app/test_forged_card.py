@@ -7,6 +7,7 @@ import pytest
 from dpkfc.privacy.events import event_from_dict
 from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.card_files import write_card_files
+from dpkfc.report.promise import agrees
 from dpkfc.report.verify import verify_ledger
 from tests.app.finished import SETTINGS, call, flags, read_card, refuse
 
@@ -250,3 +251,10 @@ def test_training_ends_with_the_head(tmp_path):
         f"ledger: 3 releases, head {verify(tmp_path / 'run' / 'ledger.jsonl').heads[3]}"
         in result.output
     )
+
+
+def test_numbers_agree_to_their_last_digits_and_kinds_exactly():
+    assert agrees({"a": [1.0, "x"]}, {"a": [1.0 + 1e-9, "x"]}) and agrees(1, 1.0)
+    numbers = ((1.01, 1.0), (True, 1.0), (True, 1), ("1", 1), (10**400, 1.0))
+    for stated, held in (*numbers, (None, "x"), ([1.0], [1.0, 2.0]), ({"a": 1}, {"b": 1})):
+        assert not agrees(stated, held)

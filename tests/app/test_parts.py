@@ -2,6 +2,7 @@
 there in part.
 """
 
+import gzip
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.run_config import make_config
 from dpkfc_papers.recipes.image_sets import CIFAR100_TASK, SVHN, UTKFACE, read_svhn, read_utkface
 from tests.app.files import write_cifar
-from tests.app.planted import write_svhn, write_utkface
+from tests.app.planted import write_faces, write_svhn, write_utkface
 
 
 def test_svhn_is_read_with_its_zeros(tmp_path):
@@ -115,3 +116,21 @@ def test_a_set_that_is_there_in_part_says_so_to_its_end(tmp_path):
         .part
         == ""
     )
+
+
+FACES = {"5_1_0_20170102.jpg.chip.jpg": 40, "30_0_3_20170101.jpg.chip.jpg": 200}
+
+
+@pytest.mark.parametrize("kind", ["no archive", "cut", "no image", "no faces"])
+def test_a_damaged_archive_is_one_line(tmp_path, kind):
+    path = write_faces(tmp_path, {"note.txt": 1} if kind == "no faces" else FACES)
+    whole = path.read_bytes()
+    if kind == "no image":
+        path.write_bytes(
+            gzip.compress(gzip.decompress(whole).replace(b"\xff\xd8\xff", b"\x00\x00\x00"))
+        )
+    elif kind != "no faces":
+        path.write_bytes(b"no archive" if kind == "no archive" else whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=r"UTKFace\.tar\.gz") as raised:
+        read_utkface(path)
+    assert "\n" not in str(raised.value)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.run_config import make_config
@@ -29,6 +30,19 @@ def test_sentences_and_labels_are_read(tmp_path):
     assert texts.train == (["a fine film", "dull"], [1, 0]) and texts.source == "files in sst2/"
     data = texts.tensors(lambda lines: torch.tensor([[len(line)] for line in lines]))
     assert data.train[0].tolist() == [[11], [4]] and data.train[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("sentence\tlabel\nno label\n", "not a table"),
+        ("sentence\tlabel\n", "no sentences"),
+        ("s\tl\na\tx\n", "not a table"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, text, message):
+    with pytest.raises(DatasetError, match=message):
+        load_texts(SST2, _write(tmp_path, text))
 
 
 @pytest.mark.slow

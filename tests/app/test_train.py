@@ -25,6 +25,7 @@ from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.app.training_loop import stop_on_signals
 from dpkfc.privacy.ledger import verify
+from dpkfc.report.verify import verify_ledger
 from tests.app.finished import read_card
 
 QUICK = {
@@ -261,3 +262,10 @@ def test_targets_of_the_doctor(tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=what):
             load_target(target, shape)
+
+
+def test_a_ledger_without_a_release_has_spent_nothing(finished, tmp_path):
+    _, folder = finished
+    header = (folder / "ledger.jsonl").read_text("utf-8").splitlines(keepends=True)[0]
+    (tmp_path / "ledger.jsonl").write_text(header, "utf-8")
+    assert verify_ledger(tmp_path / "ledger.jsonl", 1e-5)["ε"] == 0.0

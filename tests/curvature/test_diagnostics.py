@@ -1,13 +1,11 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
 from dpkfc.curvature.metric_scale import layer_norms, probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.curvature.signal_to_noise import signal_to_noise
-from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.linalg.blocks import Lookup, PerExample
 from dpkfc.linalg.metric import Elementwise, Kronecker
 from dpkfc.linalg.sides import Dense, Diagonal, Identity
 from tests.curvature.toys import capture, mlp
@@ -23,25 +21,6 @@ def _squares(block, entry):
 def _root(d):
     m = randn(d, d)
     return Dense(m + m.T, 1.0)
-
-
-@given(
-    n=st.integers(1, 4),
-    t=st.integers(1, 7),
-    d_in=st.integers(1, 6),
-    d_out=st.integers(1, 6),
-    groups=st.integers(1, 2),
-)
-def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_out, groups):
-    torch.manual_seed(n + t)
-    block = Outer(
-        randn(n * groups, t, d_in),
-        randn(n * groups, t, d_out),
-        groups,
-    )
-    for entry in (None, Kronecker(_root(d_in), _root(d_out))):
-        formed = (entry or Kronecker()).apply(block.per_example()).reshape(n, -1).square().sum(1)
-        assert torch.allclose(_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
 
 
 def test_norms_of_embeddings_and_materialised_gradients():
@@ -88,13 +67,3 @@ def test_signal_to_noise_is_the_ratio_written_out():
             assert ratios[n].parameters == d_out * d_in
     with pytest.raises(ValueError, match="must be positive"):
         signal_to_noise(kfac, model, capture, built, max_grad_norm=0.0, noise_multiplier=1.0)
-
-
-@given(n=st.integers(1, 3), t=st.integers(0, 4), s=st.integers(0, 4), d=st.integers(1, 4))
-def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
-    torch.manual_seed(n + t + 10 * s)
-    lookup = Lookup(torch.randint(5, (n, s)), randn(n, s, d), 5)
-    block = Tied(lookup, Outer(randn(n, t, d), randn(n, t, 5)))
-    for entry in (Kronecker(), Kronecker(_root(d), Identity(0.7))):
-        formed = entry.apply(block.per_example()).flatten(1).square().sum(1)
-        assert torch.allclose(_squares(block, entry), formed, rtol=1e-9, atol=1e-12)

@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
 from dpkfc.privacy.ledger import verify
 from tests.app.own_files import (
-    HEADER,
     QUICK,
     TEXT_SCHEMA,
     patients,
@@ -204,15 +201,6 @@ def test_a_csv_file_with_missing_values_leads_to_predictions(installed):
     assert not (installed.folder / "none.csv").exists()
     installed.succeed("report", "csv", "--out", "page.html")
     assert "patients.csv" in (installed.folder / "page.html").read_text("utf-8")
-
-
-def test_a_parquet_file_leads_to_predictions(installed):
-    _, schema = write_patients(installed.folder)
-    columns = dict(zip(HEADER, map(list, zip(*patients(), strict=True)), strict=True))
-    columns["age"] = [age if isinstance(age, int) else None for age in columns["age"]]
-    pa.parquet.write_table(pa.table(columns), installed.folder / "patients.parquet")
-    installed.train("--data", "patients.parquet", "--schema", schema.name, out="parquet")
-    assert installed.predict("parquet", "patients.parquet")[0].keys() >= {"p(no)", "p(yes)"}
 
 
 def test_a_folder_of_images_leads_to_predictions(installed):

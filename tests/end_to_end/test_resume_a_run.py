@@ -278,3 +278,23 @@ def test_extra_state_that_is_no_tensor_comes_back(tmp_path):
         second.restore(tmp_path / "checkpoint")
         assert second.model[0].labels == ["cat", "dog"]
         assert torch.equal(second.model[0].weight, first.model[0].weight)
+
+
+def test_bfloat16_weights_and_buffers_are_resumed(tmp_path):
+    def build():
+        model = net().to(torch.bfloat16)
+        model.register_buffer("kept", torch.tensor(3.0))
+        return session(
+            plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"
+        ), model
+
+    s, model = build()
+    with s:
+        train(s, 2)
+        model.kept.fill_(4.0)
+        s.save(tmp_path / "c")
+    s, resumed = build()
+    with s:
+        assert s.restore(tmp_path / "c") is None
+        assert torch.equal(weights(model), weights(resumed)) and float(resumed.kept) == 4.0
+        assert s.steps_done == 2

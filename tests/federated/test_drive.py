@@ -243,11 +243,3 @@ def test_settings_are_checked_by_name_and_kind(tmp_path):
     assert APP.settings({"noise": 2}, {"noise": 3})["noise"] == 3.0
     with pytest.raises(ValueError, match="needs folder="):
         serve(APP, APP.settings(), Wires(tmp_path, APP.settings()))
-
-
-def test_a_client_that_is_silent_drops_out(tmp_path):
-    chosen = settings_of(tmp_path, case="masked", rounds=3)
-    wires = Wires(tmp_path, chosen)
-    run = serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.add(100))
-    assert [(r.survivors, r.dropped) for r in run.records] == [(4, False), (3, False), (3, False)]
-    assert run.server.ledger.count == 3

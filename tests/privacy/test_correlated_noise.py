@@ -322,16 +322,6 @@ def test_a_wrong_sensitivity_is_noticed(monkeypatch):
         check_sensitivity(make_plan())
 
 
-def test_bands_in_another_order_are_noticed(monkeypatch):
-    right = BandedNoise.coefficients.func
-    monkeypatch.setattr(
-        BandedNoise, "coefficients", property(lambda noise: np.roll(right(noise)[::-1], 1))
-    )
-    session = train(open_session(make_plan()))
-    expected = solve(draws_of_seed(session), coefficients_of_root(BANDS))
-    assert not np.allclose(noise_of(session), expected, atol=1e-3)
-
-
 def test_a_sampler_without_turns_is_noticed_and_refused(monkeypatch):
     plan = make_plan(expected_batch_size=15)
     with pytest.raises(ValueError, match=r"'poisson' may draw an example twice in 4 steps"):

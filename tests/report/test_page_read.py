@@ -8,10 +8,11 @@ import pytest
 
 from dpkfc.app.html.contents import Contents, list_departures, read_all
 from dpkfc.app.html.groups import comparable_panels, group_runs
-from dpkfc.app.html.page import build
+from dpkfc.app.html.page import build, make_environment
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings_file import flatten, to_toml
 from dpkfc.app.toml import tomllib
+from dpkfc.report.text import number, plain
 from tests.report.page_cases import change_card, plan, run_folder, summary, tuning
 
 
@@ -157,3 +158,12 @@ def test_a_run_lists_what_its_recipe_and_method_do_not_say(method):
 
 def test_settings_of_an_unknown_recipe_are_listed_as_they_are():
     assert list_departures("no-recipe", "dp-kfc", {"lr": 0.3}) == {"lr": 0.3}
+
+
+def test_hidden_characters_of_a_text_are_left_out():
+    assert plain("a\nb\x1b[31m\u202ec") == "a b[31mc"
+    assert len(plain("x" * 10_000)) == 600
+    assert (number(True), number("1"), number(float("nan")), number(10**400)) == (None,) * 4
+    page = make_environment().from_string("{{ text }}|{{ text | cut(4) }}")
+    text = page.render(text="<a href='x'>&\"\x1b\u202e\n")
+    assert text == "&lt;a href=&#39;x&#39;&gt;&amp;&#34; |&lt;a …"
