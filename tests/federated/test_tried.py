@@ -4,10 +4,12 @@ and nobody is told.
 
 import logging
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 from dpkfc import AdaDPS, WhiteNoise
 from dpkfc.federated import (
@@ -22,6 +24,7 @@ from dpkfc.federated import (
     federate,
 )
 from dpkfc.federated.messages import add_prefix, select_prefix
+from dpkfc.federated.simulation import make_clients
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.outside_checks import check_record_bound, round_message
 from tests.federated.worlds import (
@@ -155,6 +158,23 @@ def test_a_loss_that_mixes_examples_is_refused_on_public_rows_before_a_client_an
     for collate_fn in (None, collate):
         with pytest.raises(ValueError, match="mixes examples"):
             Client(0, plan, local, records(20), collate_fn=collate_fn)
+
+
+def test_a_record_that_stands_twice_is_refused_where_one_example_is_protected():
+    x, y = records(20)
+    rows = TensorDataset(x, y)
+    halves = [Subset(rows, range(12)), Subset(rows, range(8, 20))]
+    plan = plan_of(privacy=TrustedServer(), clients=2)
+    for data, why in (
+        ([Subset(rows, [1, 1, 2]), rows], "1 records .*: leave repeats out"),
+        (halves, "4 records .*: give each record to one client"),
+        ([(x, y), (x, y)], "20 records .*: give each record to one client"),
+        ([(x[:10], y[:10]), (x[10:], y[10:])], None),
+    ):
+        with pytest.raises(ValueError, match=why) if why else nullcontext():
+            make_clients(plan, head(), loss_fn, data)
+    one_client = plan_of(privacy=ClientLevel(TrustedServer()), clients=2)
+    make_clients(one_client, head(), loss_fn, [Subset(rows, [1, 1, 2]), rows])
 
 
 def test_one_record_decides_nothing_that_is_public():

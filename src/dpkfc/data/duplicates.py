@@ -148,8 +148,10 @@ def _number_bytes(numbers: Any) -> Iterator[bytes]:
 _ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
 
 
-def check_once(dataset: Any) -> None:
-    """Refuse a dataset in which a record stands twice.
+def check_once(
+    *datasets: Any, fix: str = "leave repeats out, or pass units= and max_records_per_unit"
+) -> None:
+    """Refuse datasets in which a record stands twice.
 
     An example that stands in a dataset k times is drawn k times, and moves a sum by k C. The check
     does not read the examples. It sees torch's views (`Subset`, `ConcatDataset`), objects around a
@@ -157,20 +159,21 @@ def check_once(dataset: Any) -> None:
     and selections and concatenations of Hugging Face's datasets.
 
     Args:
-        dataset: any.
+        datasets: any.
+        fix: for the message.
 
     Raises:
         ValueError: naming the number of repeats, and the fix.
     """
-    if _is_whole(dataset):
+    if len(datasets) == 1 and _is_whole(datasets[0]):
         return
     repeats = 0
-    for rows in _rows_by_storage(dataset).values():
+    for rows in _rows_by_storage(*datasets).values():
         repeats += rows.size - np.unique(rows).size
     if repeats:
         raise ValueError(
             f"{repeats} records occur more than once in the dataset, and each would count several"
-            " times: leave repeats out, or pass units= and max_records_per_unit"
+            f" times: {fix}"
         )
 
 
@@ -206,14 +209,15 @@ def _is_whole(dataset: Any) -> bool:
     return type(dataset) not in (list, tuple) or tensors_of(dataset) is not None
 
 
-def _rows_by_storage(dataset: Any) -> dict[Any, Indices]:
-    """Return the storages of a dataset's rows, each with the numbers of the rows in it."""
-    if not hasattr(dataset, "__len__"):
-        return {}
+def _rows_by_storage(*datasets: Any) -> dict[Any, Indices]:
+    """Return the storages of datasets' rows, each with the numbers of the rows in it."""
     parts: dict[Any, list[Indices]] = defaultdict(list)
-    all_rows = np.arange(len(dataset), dtype=np.int64)
-    for storage, rows in _locate(dataset, all_rows):
-        parts[storage].append(rows)
+    for dataset in datasets:
+        if hasattr(dataset, "__len__"):
+            tensors = tensors_of(dataset)
+            size = len(tensors[0]) if tensors else len(dataset)
+            for storage, rows in _locate(dataset, np.arange(size, dtype=np.int64)):
+                parts[storage].append(rows)
     return {storage: np.concatenate(rows) for storage, rows in parts.items()}
 
 
@@ -247,7 +251,8 @@ def _locate(dataset: Any, rows: Indices) -> Iterator[tuple[Any, Indices]]:
     elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
         yield from _locate_in_table(dataset, rows)
     else:
-        yield id(dataset), rows
+        tensors = tensors_of(dataset)
+        yield id(tensors[0] if tensors else dataset), rows
 
 
 def _find_inner(dataset: Any) -> tuple[Any, Indices | None]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dpkfc.checkpoint import StrPath
+from dpkfc.data.duplicates import check_once
 from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated.client_masks import ClientMasks
@@ -72,8 +73,8 @@ class Client:
         failed: whether no record contributed to the last answer because of an error; never sent.
 
     Raises:
-        ValueError: a number outside the plan, more records than it allows, a channel key of another
-            length; examples that mix, by name of the operation.
+        ValueError: a number outside the plan, more records than it allows, a record that stands
+            twice, a channel key of another length; examples that mix, by name of the operation.
 
     Guarantee:
         At most `plan.releases` releases ever, each on the client's ledger before it exists. What is
@@ -101,6 +102,8 @@ class Client:
         self.plan = plan
         self._config = plan.config
         self.local = local
+        if plan.config.privacy.unit == "example":
+            check_once(dataset, fix="leave repeats out")
         self.records = ClientRecords(dataset, collate_fn)
         if len(self.records) > plan.config.expected_records:
             raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from dpkfc.checkpoint import StrPath
+from dpkfc.data.duplicates import check_once
 from dpkfc.federated.client import Client
 from dpkfc.federated.local_model import LocalModel
 from dpkfc.federated.messages import Message
@@ -42,14 +43,17 @@ def make_clients(
         options: of `Client`, such as `verify`.
 
     Raises:
-        ValueError: the numbers of datasets and clients differ.
+        ValueError: the numbers of datasets and clients differ, or a record stands in two datasets.
     """
     if len(datasets) != plan.config.clients:
         raise ValueError(
             f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets"
         )
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
-    return [Client(i, plan, local, data, **options) for i, data in enumerate(datasets)]
+    clients = [Client(i, plan, local, data, **options) for i, data in enumerate(datasets)]
+    if plan.config.privacy.unit == "example":
+        check_once(*datasets, fix="give each record to one client")
+    return clients
 
 
 def run_round(server: Server, clients: Mapping[int, Client]) -> RoundRecord:

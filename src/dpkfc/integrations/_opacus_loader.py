@@ -218,12 +218,7 @@ def check_loader(loader: Any) -> None:
         ValueError: naming the part and the fix.
     """
     _check_kind(loader)
-    try:
-        check_once(loader.dataset)
-    except ValueError as error:
-        # The message proposes units=, which a Session takes and an engine does not.
-        reason = str(error).split(":")[0]
-        raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
+    check_once(loader.dataset, fix="leave repeats out. Units need a Session")
 
 
 def _check_kind(loader: Any) -> None:
