@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from dpkfc.data.loading import MicroBatches, split
 
@@ -98,6 +98,14 @@ def test_one_part_without_a_bound():
         assert len(list(micro(range(20)))) == 1
 
 
+class SizedStream(IterableDataset):
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(range(20))
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="max_physical_batch_size must be >= 1, got 0"):
         split([1], 0)
@@ -107,6 +115,8 @@ def test_bad_input():
         MicroBatches((X, Y[:19]))
     with pytest.raises(ValueError, match="generator has no length or no indices; .* map-style"):
         MicroBatches(i for i in range(3))
+    with pytest.raises(ValueError, match="SizedStream has no length or no indices; .* map-style"):
+        MicroBatches(SizedStream())
     with pytest.raises(IndexError, match="index 20 is outside the dataset of 20 examples"):
         MicroBatches((X, Y)).load(split([0, 20], None))
     with pytest.raises(IndexError, match="index -1 is outside"):

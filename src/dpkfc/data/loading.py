@@ -15,6 +15,7 @@ from torch.utils._pytree import register_pytree_node, tree_map, tree_map_only
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     TensorDataset,
     default_collate,
 )
@@ -293,7 +294,9 @@ def _length(source: Any) -> int:
 
 def is_map_style(source: Any) -> bool:
     """Return whether an object has a length and indices."""
-    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    # A stream inherits the method for indices, which raises.
+    is_stream = isinstance(source, IterableDataset)
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_stream
 
 
 # --------------------------------------------------------------------------------------------------
