@@ -13,6 +13,7 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import StateChangedError
+from dpkfc.graph import capture
 from dpkfc.graph.compilation import find_compiler_fault
 from dpkfc.graph.passes import GraphPasses
 from dpkfc.postprocess import DiSK
@@ -332,6 +333,29 @@ def test_a_changed_program_is_captured_anew():
     model.train()
     assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is not None
     assert passes.captures == 6
+
+
+def test_a_loss_that_differs_at_every_step_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(capture, "MOST_GRAPHS", 1)
+    model, scale = mlp(), 0.5
+    passes = GraphPasses(model, find_layers(model))
+
+    def loss_fn(model, batch):
+        return classify(model, batch) * scale
+
+    assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is not None
+    scale = 1.5
+    assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is None
+    assert "differs at every step" in passes.refusal.reason
+
+
+def test_captures_of_other_sessions_do_not_count(monkeypatch):
+    monkeypatch.setattr(capture, "MOST_GRAPHS", 2)
+    for _ in range(4):
+        model = mlp()
+        passes = GraphPasses(model, find_layers(model))
+        assert error(passes, model, classify, rows(5, 4)) < 1e-10
+        assert passes.captures == 1
 
 
 def test_a_hook_that_mixes_after_the_first_step_is_refused():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ _FAILURES = (
 )
 
 MOST_GRAPHS = 16
-"""Captures of one function that are kept. A program that needs more takes the other way."""
+"""Captures of one session that are kept. A program that needs more takes the other way."""
 
 
 class NotCapturedError(Exception):
@@ -111,6 +112,10 @@ class Capture:
         return {_symbol(x.shape[0]) for given, x in pairs if given.kind == "batch"}
 
 
+def _call(loss_fn: Callable[..., Tensor], model: Any, batch: Any) -> Tensor:
+    return loss_fn(model, batch)
+
+
 def _symbol(size: Any) -> Any:
     return size.node.expr
 
@@ -157,7 +162,10 @@ class FrontEnd:
         self._data = {x.untyped_storage().data_ptr() for x in data} - {0}
         self._make_runner = make_runner
         self._batch: set[int] = set()
-        self._compiled: tuple[Any, Any] = (None, None)
+        # The compiler counts captures for each code object, and each session has its own.
+        own = FunctionType(_call.__code__.replace(), globals())
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": True}
+        self._compiled: Any = torch.compile(own, backend=self._compile, **options)
         self.captures = 0
 
     def call(self, loss_fn: Callable[..., Tensor], model: Any, batch: Any) -> Tensor:
@@ -173,11 +181,11 @@ class FrontEnd:
                 raise NotCapturedError("batch", "it holds values that are not tensors")
         self._batch = set(map(id, leaves))
         with configure_compiler():
-            if self._compiled[0] is not loss_fn:
-                options: dict[str, Any] = {"fullgraph": True, "dynamic": True}
-                self._compiled = loss_fn, torch.compile(loss_fn, backend=self._compile, **options)
             try:
-                losses: Tensor = self._compiled[1](model, batch)
+                losses: Tensor = self._compiled(loss_fn, model, batch)
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+                why = f"the program differs at every step, and {MOST_GRAPHS} graphs are kept"
+                raise NotCapturedError("loss_fn", why) from error
             except _FAILURES as error:
                 raise _refusal(error) from error
         return losses
