@@ -249,7 +249,11 @@ class _Prover:
         if not isinstance(answer, (list, tuple)):
             answer = [answer] * len(outputs)
         for x, state in zip(outputs, answer, strict=False):
-            if state is not None:
+            repeats = state.pre * state.post if isinstance(state, BatchAxis) else 1
+            if isinstance(state, BatchAxis) and (repeats >= P // 2 or _grows(x, but=state.dim)):
+                why = "what it makes of an example grows with their number"
+                self._states[id(x)] = Unknown(str(operation.function), why)
+            elif state is not None:
                 self._states[id(x)] = state
 
     def _has_batch_as_number(self, operation: Operation) -> bool:
@@ -371,6 +375,6 @@ class _Prover:
         )
 
 
-def _grows(x: Tensor) -> bool:
-    """Return whether a tensor has an axis that grows with the batch."""
-    return any(size and size % P == 0 for size in x.shape)
+def _grows(x: Tensor, but: int | None = None) -> bool:
+    """Return whether a tensor has an axis that grows with the batch, but for one axis."""
+    return any(size >= P // 2 for dim, size in enumerate(x.shape) if dim != but)
