@@ -94,7 +94,7 @@ class OneRunResult:
     seconds: float
     passed: bool
     layer: str
-    where: str = COPY
+    where: str
 
     def describe(self) -> dict[str, Any]:
         """Return plain values."""

@@ -74,9 +74,9 @@ class ProbeMicrobatch:
 
     blocks: Blocks
     rows: slice
-    mask: Tensor | None = None
-    note: str = ""
-    differentiated: bool = True
+    mask: Tensor | None
+    note: str
+    differentiated: bool
 
     @property
     def size(self) -> int:

@@ -42,7 +42,7 @@ class PublicRows:
 
     records: Sequence[Any]
     collate: Collate
-    example: Any = None
+    example: Any
     integers: str = "tokens"
     are_given: bool = False
 

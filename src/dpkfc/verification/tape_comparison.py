@@ -32,7 +32,7 @@ def check_tape(
     size: int,
     *,
     alone: bool,
-    traced: Traced | None = None,
+    traced: Traced | None,
 ) -> Unknown | None:
     """Compare the tape with plain autograd once.
 
