@@ -262,8 +262,9 @@ def choose_quiet(heard: NDArray[np.float32], shares: Shares) -> tuple[Floats, Sh
     """
     chosen_heard, chosen_shares = [], []
     for judged, other in ((0, 1), (1, 0)):
-        squares = np.where(shares[other::2] == 0, heard[other::2].astype(float) ** 2, 0.0)
-        energies = squares.sum(0) / np.maximum((shares[other::2] == 0).sum(0), 1)
+        is_absent = shares[other::2] == 0
+        squares = np.where(is_absent, heard[other::2].astype(float) ** 2, 0.0)
+        energies = squares.sum(0) / np.maximum(is_absent.sum(0), 1)
         is_quiet = energies <= np.median(energies)
         chosen_heard.append(heard[judged::2, is_quiet].ravel())
         chosen_shares.append(shares[judged::2, is_quiet].ravel())
@@ -366,7 +367,9 @@ def _guess(
     results = []
     for fraction in FRACTIONS:
         k = int(fraction * m) // 2
-        correct = int(coins[order[m - k :]].sum() + (~coins[order[:k]]).sum())
+        right_in = coins[order[m - k :]].sum()
+        right_out = k - coins[order[:k]].sum()
+        correct = int(right_in + right_out)
         bound = one_run_epsilon(correct, 2 * k, m, delta, alpha / len(FRACTIONS))
         results.append((bound, 2 * k, correct))
     return max(results)

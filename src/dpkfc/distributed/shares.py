@@ -54,8 +54,9 @@ def check_shares(
             f"the shares hold {held} records together, the plan is for {total}; calibrate with"
             " dataset_size= the sum of all shares"
         )
-    for (rank, (_, one)), (other, (_, two)) in itertools.combinations(enumerate(shares), 2):
-        if any(_overlaps(a, b) for a in one for b in two):
+    for rank, other in itertools.combinations(range(len(shares)), 2):
+        pairs = itertools.product(shares[rank][1], shares[other][1])
+        if any(_overlaps(one, two) for one, two in pairs):
             raise ValueError(
                 f"processes {rank} and {other} hold the same records, which would count twice; give"
                 " each its own part, or name its files in share="

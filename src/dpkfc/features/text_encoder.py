@@ -125,7 +125,8 @@ class TextEncoder:
         passes = []
         for size, group in sorted(places.items()):
             rows = max(_TOKENS // size, 1)
-            passes += [(size, rows, group[at : at + rows]) for at in range(0, len(group), rows)]
+            for at in range(0, len(group), rows):
+                passes.append((size, rows, group[at : at + rows]))
         means = torch.empty(0)
         for size, rows, group in show(passes):
             values = self._means_of_pass([ids[place] for place in group], size, rows)

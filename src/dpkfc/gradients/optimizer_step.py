@@ -47,7 +47,8 @@ def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
                 f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
                 "one with a last axis of 2 (torch.view_as_complex)"
             )
-        if any(size > 1 and not stride for size, stride in zip(p.shape, p.stride(), strict=True)):
+        sides = zip(p.shape, p.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in sides):
             raise ValueError(
                 f"several entries of parameter '{name}' lie in one place of memory (expand), so no "
                 "optimizer can change them; make the parameter of a clone()"

@@ -323,9 +323,12 @@ class Replica:
         objects = {}
         for number, before in self._objects.items():
             now = attributes_of(self._copies[number][0])
-            equal = {k: y for k, y in before.items() if self._is_as_before(y, now.get(k, NOTHING))}
-            changed = {k: before.get(k, NOTHING) for k in before | now if k not in equal}
-            self._kept[number] = changed
+            equal = {}
+            for name, value in before.items():
+                if self._is_as_before(value, now.get(name, NOTHING)):
+                    equal[name] = value
+            changed = (before | now).keys() - equal.keys()
+            self._kept[number] = {name: before.get(name, NOTHING) for name in changed}
             objects[number] = now | equal
         self._switch(0, objects)
         self._objects.clear()

@@ -224,7 +224,8 @@ def check_memory(
         return
     for earlier, later in pairwise(tested):
         for mode in (nullcontext, partial(evaluation_mode, model)):
-            alone, after = (run(*past, later, mode=mode)[0] for past in ((), (earlier,)))
+            alone, _ = run(later, mode=mode)
+            after, _ = run(earlier, later, mode=mode)
             if not torch.allclose(alone, after, rtol=1e-5, atol=1e-6, equal_nan=True):
                 _refuse_memory(model, dependent)
 

@@ -716,8 +716,9 @@ def _has_public_rows(
     if layer.rule not in _SINGLE_OUTPUT or layer.paths or call.kinds & {Parametric, Unknown}:
         return False
     x = call.tensors[0]
-    if not all(y.dim() > 1 and len(y) == tracker.size for y in (x, outputs[0])):
-        return False
+    for rows in (x, outputs[0]):
+        if rows.dim() < 2 or len(rows) != tracker.size:
+            return False
     return _has_equal_places(tracker, x, BatchAxis(0))
 
 

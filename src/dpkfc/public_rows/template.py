@@ -138,7 +138,10 @@ def _read_template(records: Any, size: int) -> Template:
         for axis, length in axes_of(record):
             lengths.setdefault(axis, []).append(length)
     common = {axis: most_common(own) for axis, own in lengths.items()}
-    varied = [a for a, own in lengths.items() if own.count(common[a]) < _SAME_LENGTH * len(own)]
+    varied = []
+    for axis, own in lengths.items():
+        if own.count(common[axis]) < _SAME_LENGTH * len(own):
+            varied.append(axis)
     draw = RecordDrawer(np.random.default_rng(SEED), "tokens")
     prototypes = []
     try:

@@ -96,7 +96,8 @@ def _further_statements(
     steps = [release for release in releases if "purpose" not in release]
     if steps:
         for name in ("noise_multiplier", "stddev", "sensitivity"):
-            statements.append((name.replace("_", " "), mechanism.get(name), steps[-1].get(name)))
+            label = name.replace("_", " ")
+            statements.append((label, mechanism.get(name), steps[-1].get(name)))
     extra = describe_extra(releases, card.delta)
     statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))

@@ -275,7 +275,8 @@ def is_shared(operation: Operation, x: Tensor, axis: BatchAxis) -> bool:
     x = operation.before.get(id(x), x)
     if not 0 <= axis.dim < x.dim():
         return True
-    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0 or id(x) in map(id, operation.outputs):
+    is_one_row = x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0
+    if is_one_row or id(x) in map(id, operation.outputs):
         return True
     if not operation.has_length(x, axis):
         return False

@@ -64,7 +64,9 @@ def _make_flags(*leave_out: str) -> Any:
     fields = {name: field for name, field in SETTINGS.items() if name not in leave_out}
     hints = {}
     # The settings of the short help come first, in its order.
-    for name in [*(n for n in short if n in fields), *(n for n in fields if n not in short)]:
+    for name in dict.fromkeys([*short, *fields]):
+        if name not in fields:
+            continue
         kind = _KINDS[str(fields[name].type)]
         flag = flag_of(name)
         group, text, place = short.get(name, ("", "", 0))

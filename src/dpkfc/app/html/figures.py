@@ -270,7 +270,8 @@ def _plot_line(
     if not score or len(points) > _MARKED:
         look["marker"] = None
     x, y = zip(*points, strict=True)
-    canvas.mark(canvas.axes.plot(x, y, **look), style, _describe(group, score or group.first.score))
+    line = canvas.axes.plot(x, y, **look)
+    canvas.mark(line, style, _describe(group, score or group.first.score))
 
 
 def _set_steps(axes: Axes) -> None:

@@ -243,9 +243,10 @@ def _write_moments(column: pa.Array) -> pa.Array:
 
 def _write_durations(column: pa.Array) -> list[str | None]:
     """Return seconds."""
-    second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+    units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    of_a_second = units[column.type.unit]
     counts = column.cast(pa.int64()).to_pylist()
-    return [None if count is None else number_text(count / second) for count in counts]
+    return [None if count is None else number_text(count / of_a_second) for count in counts]
 
 
 _WRITERS: dict[Callable[[pa.DataType], bool], Callable[[pa.Array], Texts]] = {
