@@ -188,14 +188,10 @@ COMMANDS = {
     ("calibrate",): (
         "--epsilon --dataset-size --batch-size --epochs --steps --delta --sampler".split()
     ),
-    ("epsilon",): (
-        "--noise-multiplier -n -b --sample-rate --epochs --steps --delta --sampler".split()
-    ),
+    ("epsilon",): ("--noise-multiplier -n -b --epochs --steps --delta --sampler".split()),
     ("ledger", "verify"): ["--delta"],
     ("methods",): ["--help"],
-    ("doctor",): (
-        "--input-shape --seed --layer-rules --source --device --damping --max-rank".split()
-    ),
+    ("doctor",): ("--seed --layer-rules --source --device --damping --max-rank".split()),
 }
 GOOD = {
     ("train",): "--recipe digits".split(),
