@@ -327,7 +327,7 @@ class Replica:
             for name, value in before.items():
                 if self._is_as_before(value, now.get(name, NOTHING)):
                     equal[name] = value
-            changed = (before | now).keys() - equal.keys()
+            changed = [name for name in before | now if name not in equal]
             self._kept[number] = {name: before.get(name, NOTHING) for name in changed}
             objects[number] = now | equal
         self._switch(0, objects)
