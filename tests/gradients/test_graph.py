@@ -1,5 +1,7 @@
 """Passes over captured graphs: equal to single examples, captured anew or refused."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -171,6 +173,31 @@ def test_a_graph_that_the_compiler_refuses_runs_uncompiled(monkeypatch):
     passes = GraphPasses(model, find_layers(model), compiles=True)
     with pytest.warns(UserWarning, match=r"not compiled \(TorchDynamoException\); it runs unc"):
         assert error(passes, model, classify, rows(5, 4)) < 1e-10
+
+
+_WRONG_ID = """
+import torch
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.graph.passes import GraphPasses
+
+torch.set_num_threads(2)
+model, ids = torch.nn.Embedding(50, 16), torch.randint(50, (3000,))
+passes = GraphPasses(model, find_layers(model), compiles=True)
+ids[1700] = 60
+for wrong in (True, False):
+    try:
+        calls = passes.calls(lambda m, b: m(b).square().sum(1), None, ids, 3000, torch.sum)
+        assert calls is not None and not wrong
+    except (IndexError, RuntimeError):
+        assert wrong
+    ids[1700] = 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
+def test_a_wrong_id_raises_in_a_compiled_graph_of_several_threads():
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _WRONG_ID], check=True)
 
 
 def test_a_machine_without_a_compiler_replays_the_graphs(monkeypatch, caplog):

@@ -19,8 +19,9 @@ from torch import Tensor, fx
 from dpkfc.graph.capture import Capture
 from dpkfc.graph.proof import P
 
-# What inductor may do: draw random numbers as torch does without it.
-_OPTIONS: dict[str, Any] = {"fallback_random": True}
+# Inductor draws random numbers as torch does without it. Its own loops run in one thread: in
+# several, an index out of bounds, as of a wrong label, would end the process instead of raising.
+_OPTIONS: dict[str, Any] = {"fallback_random": True, "cpp.threads": 1}
 
 
 def find_compiler_fault() -> str:
