@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import queue
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -172,6 +173,13 @@ class Replica:
                 item = self.copy(value, inside)
                 if item is not value and not isinstance(x, set):
                     y[key] = item
+        return y
+
+    def _copy_queue(self, x: Any, inside: int) -> Any:
+        y = self._keep(x, queue.SimpleQueue())
+        for item in [x.get() for _ in range(x.qsize())]:
+            x.put(item)
+            y.put(self.copy(item, inside))
         return y
 
     def _add_object(self, x: Any, inside: int) -> Any:
@@ -470,6 +478,7 @@ WAYS: dict[str, Callable[[Replica, Any, int], Any]] = {
     "random generator": Replica._add_generator,
     "callable": Replica._add_callable,
     "watched": Replica._watch,
+    "queue": Replica._copy_queue,
     "tuple": Replica._copy_tuple,
     "tensor": Replica._copy_tensor,
     "array": Replica._copy_array,

@@ -79,6 +79,7 @@ _KINDS: dict[Any, str] = {
     **dict.fromkeys((FunctionType, MethodType, partial), "callable"),
     **dict.fromkeys((*PLAIN, bool, nn.Parameter), ""),
     GeneratorType: "watched",
+    queue.SimpleQueue: "queue",
     tuple: "tuple",
 }
 
