@@ -175,6 +175,29 @@ def test_a_graph_that_the_compiler_refuses_runs_uncompiled(monkeypatch):
         assert error(passes, model, classify, rows(5, 4)) < 1e-10
 
 
+@pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_compiler_that_fails_in_either_pass_leaves_the_graph_uncompiled(monkeypatch, failing):
+    from torch._inductor import compile_fx
+
+    compiled = []
+
+    def fail(graph, *_, **__):
+        compiled.append(graph)
+        if len(compiled) > failing:
+            raise ValueError("17")
+        return graph.forward
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", fail)
+    model = mlp()
+    passes = GraphPasses(model, find_layers(model), compiles=True)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        with pytest.warns(UserWarning, match="not compiled .*; it runs uncompiled"):
+            assert error(passes, model, classify, rows(5, 4)) < 1e-10
+    assert error(passes, model, classify, rows(7, 4)) < 1e-10
+    assert len(compiled) == failing + 1
+
+
 _WRONG_ID = """
 import torch
 from dpkfc.gradients.discovery import find_layers

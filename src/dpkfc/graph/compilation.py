@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor, fx
 
 from dpkfc.graph.capture import Capture
 from dpkfc.graph.proof import P
+
+# Its type lacks the function that changes settings for a while.
+_functorch: Any = import_module("torch._functorch.config")
 
 # Inductor draws random numbers as torch does without it. Its own loops run in one thread: in
 # several, an index out of bounds, as of a wrong label, would end the process instead of raising.
@@ -110,17 +114,23 @@ def compile_graph(
         for x, what in zip(given, capture.inputs, strict=True):
             if what.kind == "batch":
                 torch._dynamo.maybe_mark_dynamic(x, 0)
+        fault: Exception | None = None
         if is_compiled:
             try:
-                losses, found = compiled(*given, *added)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                is_compiled = False
-                warnings.warn(
-                    f"the graph is not compiled ({type(error).__name__}); it runs uncompiled",
-                    stacklevel=2,
-                )
-        if not is_compiled:
+                # The backward pass too is compiled here, and not where its gradients are asked for.
+                with _functorch.patch(force_non_lazy_backward_lowering=True):
+                    losses, found = compiled(*given, *added)
+            except Exception as error:
+                fault = error
+        if fault is not None or not is_compiled:
             losses, found = module(*given, *added)
+        if fault is not None:
+            # What a record raises is raised by the line above: this is a fault of the compiler.
+            is_compiled = False
+            warnings.warn(
+                f"the graph is not compiled ({type(fault).__name__}); it runs uncompiled",
+                stacklevel=2,
+            )
         known = dict(zip(inputs, given, strict=False)) | dict(zip(computed, found, strict=True))
         return losses, [known[node] for node in kept], added
 
