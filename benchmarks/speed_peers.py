@@ -101,7 +101,7 @@ def measure(options: Namespace) -> dict[str, Any]:
     rounds = 2 if options.smoke else ROUNDS
     return {
         "packages": {name: version(name) for name in PACKAGES},
-        "models": {name: measure_model(name, rounds) for name in MODELS},
+        "steps": {name: measure_model(name, rounds) for name in MODELS},
     }
 
 
@@ -140,7 +140,7 @@ def measure_model(name: str, rounds: int) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Return a row for each model."""
     rows = []
-    for found in results["models"].values():
+    for found in results["steps"].values():
         ratios = [found["ratios"][name] for name in NAMES[1:]]
         cells = [judged(ratio["ratio"], None, ratio["quartiles"]) for ratio in ratios]
         rows.append([found["title"], *(f"{found['ms'][name]:,.1f}" for name in NAMES), *cells])

@@ -9,7 +9,7 @@ from collections import deque, namedtuple
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from queue import Queue
+from queue import Queue, SimpleQueue
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -268,6 +268,7 @@ HOLDERS = {
     ),
     "a named tuple": (lambda: Pair([]), lambda x: x.items.append(1), lambda x: len(x.items)),
     "Queue": (Queue, lambda x: x.put(1), lambda x: (x.qsize(), x.unfinished_tasks)),
+    "SimpleQueue": (SimpleQueue, lambda x: x.put(1), lambda x: x.qsize()),
     "a thread's own": (local, bump, read("value")),
     "WeakKeyDictionary": (WeakKeyDictionary, lambda x: set_item(x, KEY, 1), len),
     "array": (lambda: array("d", [0.0]), lambda x: x.append(1.0), list),
