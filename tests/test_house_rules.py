@@ -14,10 +14,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_600,
-    "app": 118_600,
+    "core": 311_700,
+    "app": 118_300,
     "papers": 96_440,
-    "benchmarks": 50_900,
+    "benchmarks": 50_800,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
