@@ -170,6 +170,39 @@ def test_gaussian_release_draws_once_over_all_tensors():
     assert torch.equal(out["b"], (2 + 0.5 * torch.arange(6.0, 10.0)) / 4)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("noise", ["gaussian", "rounded"])
+def test_threads_finish_their_own_pieces_of_all_tensors(noise, threads):
+    """Tensors without entries, of one entry, and views among tensors of many pieces."""
+    sums = {
+        "first": torch.zeros(0, 3),
+        "one": torch.randn(()),
+        "view": torch.randn(CHUNK // 64, 260)[:, :-1],
+        "empty": torch.zeros(0),
+        "few": torch.randn(7),
+        "last": torch.randn(9 * CHUNK + 5),
+    }
+    numbers = sum(x.numel() for x in sums.values())
+    source = lambda: mechanism._choose_source(  # noqa: E731
+        NoiseStream.repeatable(3), 5, torch.device("cpu"), numbers
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        if noise == "gaussian":
+            out = gaussian_release(sums, 0.5, 4.0, source())
+        else:
+            out = mechanism.rounded_release(sums, 0.5, 4.0, source(), 2.0**-40)
+    finally:
+        torch.set_num_threads(before)
+    z = source()(numbers, torch.float32 if noise == "gaussian" else torch.float64)
+    assert out.keys() == sums.keys()
+    for name, part in zip(sums, z.split([x.numel() for x in sums.values()]), strict=True):
+        expected = (sums[name].flatten() + 0.5 * part) / 4
+        assert out[name].shape == sums[name].shape
+        assert torch.allclose(out[name].flatten(), expected.float(), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf])
 def test_gaussian_release_refuses_a_bad_scale(stddev):
     with pytest.raises(ValueError, match="stddev must be finite and >= 0, got"):

@@ -8,6 +8,7 @@ grid.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc.privacy.correlated_noise import BandedNoise
@@ -24,7 +24,7 @@ from dpkfc.privacy.gaussian_pairs import Floats
 from dpkfc.privacy.grid import MOST_STEPS, ROUNDED, grid_of
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.normal_numbers import serial_operations
-from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
+from dpkfc.privacy.rng import CHUNK, NoiseStream, Use, draw_key
 from dpkfc.tensors import NamedTensors, Tensors
 
 if TYPE_CHECKING:
@@ -292,8 +292,8 @@ def _release_in_pieces(
 ) -> Tensors:
     """Return new tensors that `finish` fills with a sum and its share of one draw.
 
-    On a CPU the draw comes in pieces that fit a cache: new memory for the whole would cost more
-    than the draw.
+    On a CPU the draw comes in pieces that fit a cache, and each thread finishes what it has drawn:
+    new memory for the whole would cost more than the draw.
 
     Args:
         tensors: name to a part of the sum.
@@ -302,28 +302,36 @@ def _release_in_pieces(
         finish: fills its first argument from the sum, which may be the same memory, and the noise,
             which it may change; all `[n]`.
     """
-    remaining = sum(x.numel() for x in tensors.values())
-    is_on_cpu = all(x.is_cpu for x in tensors.values())
-    most = CHUNK if is_on_cpu else remaining
     noisy = {}
-    z = torch.zeros(0)
-    with serial_operations() if is_on_cpu else nullcontext():
-        for name, x in tensors.items():
-            result = torch.empty_like(x, memory_format=torch.contiguous_format)
-            noisy[name] = result
-            out = result.view(-1)
-            # `finish` may write where it reads: the copy that a view needs is the result itself.
-            flat = x.detach().view(-1) if x.is_contiguous() else result.copy_(x).view(-1)
-            start = 0
-            while start < len(flat):
-                if not len(z):
-                    z = normal(min(most, remaining), dtype)
-                    remaining -= len(z)
-                part = z[: len(flat) - start]
-                z = z[len(part) :]
-                stop = start + len(part)
-                finish(out[start:stop], flat[start:stop], part)
-                start = stop
+    starts: list[int] = []
+    parts: list[tuple[Tensor, Tensor]] = []
+    numbers = 0
+    for name, x in tensors.items():
+        result = torch.empty_like(x, memory_format=torch.contiguous_format)
+        noisy[name] = result
+        # `finish` may write where it reads: the copy that a view needs is the result itself.
+        flat = x.detach().view(-1) if x.is_contiguous() else result.copy_(x).view(-1)
+        starts.append(numbers)
+        parts.append((result.view(-1), flat))
+        numbers += len(flat)
+
+    def use(start: int, z: Tensor) -> None:
+        stop = start + len(z)
+        for i in range(bisect_right(starts, start) - 1, len(parts)):
+            begin = starts[i]
+            if begin >= stop:
+                break
+            out, flat = parts[i]
+            here = slice(max(start, begin) - begin, min(stop - begin, len(flat)))
+            drawn = z[here.start + begin - start : here.stop + begin - start]
+            finish(out[here], flat[here], drawn)
+
+    if isinstance(normal, _Pieces):
+        normal.hand_out(dtype, use)
+    elif numbers:
+        is_on_cpu = all(x.is_cpu for x in tensors.values())
+        with serial_operations() if is_on_cpu else nullcontext():
+            use(0, normal(numbers, dtype))
     return noisy
 
 
@@ -371,40 +379,69 @@ def _check_scale(stddev: float, divisor: float) -> None:
         raise ValueError(f"divisor must be positive and finite, got {divisor}")
 
 
+@dataclass(frozen=True)
+class _Pieces:
+    """A source of noise on a CPU: one draw of a stream, in pieces.
+
+    Attributes:
+        numbers: of the draw.
+        pieces: makes the draw, from its type, threads and what uses each piece.
+    """
+
+    numbers: int
+    pieces: Callable[[str, int, Use], Iterator[Any]]
+
+    def hand_out(self, dtype: torch.dtype, use: Callable[[int, Tensor], None]) -> None:
+        """Call a function, in several threads, with the place and the numbers of each piece."""
+        workers = torch.get_num_threads()
+        kind = str(dtype).removeprefix("torch.")
+        with serial_operations():
+            for _ in self.pieces(kind, workers, lambda start, z: use(start, torch.from_numpy(z))):
+                pass
+
+    def __call__(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return the first numbers `[size]` of the draw."""
+        out = torch.empty(self.numbers, dtype=dtype)
+
+        def copy(start: int, z: Tensor) -> None:
+            out[start : start + len(z)] = z
+
+        self.hand_out(dtype, copy)
+        return out[:size]
+
+
 def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
     """Return a function (size, dtype) → N(0, 1) numbers: the source of the noise of one release.
 
-    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at
-    once, or in pieces where the caller asks for fewer. On a CUDA device the source is ChaCha20
-    under a fresh key. Small draws, and draws for other devices, are copied from the stream. In test
-    mode a device uses its own generator, seeded with the step.
+    On a CPU the source is the stream. On a CUDA device it is ChaCha20 under a fresh key. Small
+    draws, and draws for other devices, are copied from the stream. In test mode a device uses its
+    own generator, seeded with the step.
     """
-    pieces: Iterator[NDArray[Any]] | None = None
-    generator = None
-    workers = torch.get_num_threads()
-    if device.type != "cpu" and not noise.is_secure:
-        generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
-    def draw_from_stream(size: int, dtype: torch.dtype) -> Tensor:
-        nonlocal pieces
-        kind = str(dtype).removeprefix("torch.")
-        if size == numbers:
-            return torch.from_numpy(noise.normal(size, step, kind))
-        if pieces is None:
-            pieces = noise.pieces(numbers, step, kind, workers)
-        return torch.from_numpy(next(pieces))
+    def draw_pieces(kind: str, workers: int, use: Use) -> Iterator[Any]:
+        if numbers > CHUNK:
+            return noise.pieces(numbers, step, kind, workers, use)
+        use(0, noise.normal(numbers, step, kind))
+        return iter(())
+
+    from_stream = _Pieces(numbers, draw_pieces)
+    if device.type == "cpu":
+        return from_stream
+    generator = None
+    if not noise.is_secure:
+        generator = torch.Generator(device=device).manual_seed(noise.device_seed(step))
 
     def draw_for_device(size: int, dtype: torch.dtype) -> Tensor:
         if device.type == "mps" and dtype == torch.float64:
             # Without float64 on the device `rounded_release` works on the CPU.
-            return draw_from_stream(size, dtype)
+            return from_stream(size, dtype)
         if generator is not None:
             return torch.randn(size, dtype=dtype, device=device, generator=generator)
         if device.type == "cuda" and size > CHUNK:
             return draw_normal(draw_key(), size, dtype, device)
-        return draw_from_stream(size, dtype).to(device)
+        return from_stream(size, dtype).to(device)
 
-    return draw_from_stream if device.type == "cpu" else draw_for_device
+    return draw_for_device
 
 
 def _correlate(
@@ -416,21 +453,14 @@ def _correlate(
     correlation: BandedNoise,
 ) -> Normal:
     """Return a source of noise that is correlated with earlier releases, drawn on the CPU."""
-    pieces: Iterator[NDArray[Any]] | None = None
-    workers = torch.get_num_threads()
 
-    def draw(size: int, dtype: torch.dtype) -> Tensor:
-        nonlocal pieces
-        if pieces is None:
-            kind = str(dtype).removeprefix("torch.")
-            pieces = noise.correlated_pieces(numbers, step, kind, release, correlation, workers)
-        if size != numbers:
-            return torch.from_numpy(next(pieces)).to(device)
-        # A piece is valid until the next one.
-        drawn = [piece.copy() for piece in pieces]
-        return torch.from_numpy(np.concatenate(drawn)).to(device)
+    def draw_pieces(kind: str, workers: int, use: Use) -> Iterator[Any]:
+        return noise.correlated_pieces(numbers, step, kind, release, correlation, workers, use)
 
-    return draw
+    from_stream = _Pieces(numbers, draw_pieces)
+    if device.type == "cpu":
+        return from_stream
+    return lambda size, dtype: from_stream(size, dtype).to(device)
 
 
 def _check(

@@ -67,6 +67,8 @@ class _Scratch(threading.local):
 
 
 SCRATCH = _Scratch()
+# For the numbers themselves, where the thread that makes a chunk uses it too.
+CHUNKS = _Scratch()
 
 
 def _take(like: Tensor, size: int, dtype: str) -> Tensor:

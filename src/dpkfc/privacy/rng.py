@@ -158,6 +158,10 @@ class _Stream:
         self.__reduce__()
 
 
+Use = Callable[[int, NDArray[Any]], None]
+"""Takes the place of a chunk in its draw, and its numbers."""
+
+
 class NoiseStream(_Stream):
     """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`.
 
@@ -198,7 +202,12 @@ class NoiseStream(_Stream):
         return out
 
     def pieces(
-        self, size: int, step: int, dtype: DTypeLike = np.float32, workers: int = 1
+        self,
+        size: int,
+        step: int,
+        dtype: DTypeLike = np.float32,
+        workers: int = 1,
+        use: Use | None = None,
     ) -> Iterator[NDArray[Any]]:
         """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
 
@@ -210,13 +219,19 @@ class NoiseStream(_Stream):
             step: as of `normal`.
             dtype: as of `normal`.
             workers: threads that may work on a large draw; they change no number.
+            use: is called with each chunk in the thread that has made it, before it is yielded.
+                The chunk is valid until `use` returns, and where it lies in the draw comes first.
 
         Raises:
             ValueError: a negative size or step.
         """
         key, draw = self._next_draw(size, step)
         return _iterate_chunks(
-            size, dtype, lambda out, chunk: _fill_chunk(out, key, draw, chunk), workers
+            size,
+            dtype,
+            lambda out, chunk: _fill_chunk(out, key, draw, chunk),
+            workers,
+            use,
         )
 
     def correlated_pieces(
@@ -227,6 +242,7 @@ class NoiseStream(_Stream):
         release: int,
         correlation: BandedNoise,
         workers: int = 1,
+        use: Use | None = None,
     ) -> Iterator[NDArray[Any]]:
         """Yield the next w = C⁻¹ z by chunks, with a new draw z.
 
@@ -245,6 +261,7 @@ class NoiseStream(_Stream):
             release: number of the release in the ledger.
             correlation: of the run.
             workers: as of `pieces`.
+            use: as of `pieces`.
 
         Raises:
             ValueError: a negative size or step.
@@ -271,7 +288,7 @@ class NoiseStream(_Stream):
             if chunk < kept_chunks:
                 recursions[chunk] = recursion
 
-        return _iterate_chunks(size, dtype, fill, workers)
+        return _iterate_chunks(size, dtype, fill, workers, use)
 
     @property
     def correlated_draws(self) -> int:
@@ -310,7 +327,11 @@ _MOST_WORKERS = 8
 
 
 def _iterate_chunks(
-    size: int, dtype: DTypeLike, fill: Callable[[NDArray[Any], int], None], workers: int
+    size: int,
+    dtype: DTypeLike,
+    fill: Callable[[NDArray[Any], int], None],
+    workers: int,
+    use: Use | None = None,
 ) -> Iterator[NDArray[Any]]:
     """Yield the chunks of a draw in order; threads make some chunks in advance.
 
@@ -319,28 +340,31 @@ def _iterate_chunks(
         dtype: of them.
         fill: makes a chunk in memory of its length, from its number.
         workers: the most threads, if the draw is large enough.
+        use: as of `NoiseStream.pieces`.
     """
+    # It imports torch, which accounting alone does without.
+    from dpkfc.privacy.normal_numbers import CHUNKS, make_aligned
+
+    kind = np.dtype(dtype).name
     lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
     workers = min(workers, _MOST_WORKERS, len(lengths) // _LEAST_CHUNKS)
-    # It imports torch, which accounting alone does without.
-    from dpkfc.privacy.normal_numbers import make_aligned
+
+    def make(out: NDArray[Any], chunk: int) -> NDArray[Any]:
+        fill(out, chunk)
+        if use is not None:
+            use(chunk * CHUNK, out)
+        return out
 
     if workers <= 1:
-        out = make_aligned(min(size, CHUNK), dtype)
+        whole = make_aligned(min(size, CHUNK), kind)
         for chunk, length in enumerate(lengths):
-            fill(out[:length], chunk)
-            yield out[:length]
+            yield make(whole[:length], chunk)
         return
-
-    def make(length: int, chunk: int) -> NDArray[Any]:
-        made = make_aligned(length, dtype)
-        fill(made, chunk)
-        return made
-
+    take = make_aligned if use is None else CHUNKS.take
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pending = deque[Any]()
         for chunk, length in enumerate(lengths):
-            pending.append(pool.submit(make, length, chunk))
+            pending.append(pool.submit(lambda n, i: make(take(n, kind), i), length, chunk))
             if len(pending) > 2 * workers:
                 yield pending.popleft().result()
         while pending:
