@@ -81,9 +81,6 @@ def test_every_setting_is_a_flag():
     assert wanted <= flags
 
 
-SIGMA_1 = ["-s", "1", "-n", "100", "-b", "10"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -108,8 +105,20 @@ SIGMA_1 = ["-s", "1", "-n", "100", "-b", "10"]
             ["calibrate", "-e", "1", "-n", "10", "-b", "100", "--epochs", "1"],
             "more than dataset_size = 10",
         ),
-        (["epsilon", "-s", "1", "--steps", "3"], "--dataset-size"),
-        (["epsilon", *SIGMA_1], "exactly one of epochs and steps"),
+        (
+            ["epsilon", "-s", "1", "--steps", "3"],
+            "--dataset-size and --batch-size, or --sample-rate",
+        ),
+        (["epsilon", "-s", "1", "-q", "0.1"], "exactly one of epochs and steps"),
+        (
+            ["epsilon", "-s", "1", "-q", "0.1", "-n", "100", "-b", "50", "--epochs", "3"],
+            "--dataset-size and --batch-size only",
+        ),
+        (["epsilon", "-s", "1", "-q", "2", "--steps", "3"], "sample_rate"),
+        (
+            ["epsilon", "-s", "1", "-q", "0.1", "--steps", "3", "--sampler", "fixed"],
+            "for --sampler fixed give",
+        ),
         (["doctor", "no_such_module:f"], "cannot be imported"),
         (
             ["ledger", "verify", "none.jsonl"],
@@ -127,7 +136,8 @@ def test_calibrate_and_epsilon_agree():
     text = call("calibrate", "-e", "0.5", "-n", "1000", "-b", "100", "--epochs", "2").output
     sigma = re.search(r"σ *│ ([\d.]+)", text).group(1)
     back = call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
-    for output in (text, back):
+    by_rate = call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output
+    for output in (text, back, by_rate):
         pld, rdp = (
             float(re.search(rf"{name} *│ ([\d.]+)", output).group(1)) for name in ("PLD", "RDP")
         )

@@ -203,8 +203,11 @@ def epsilon(
     noise_multiplier: Annotated[
         float, Parameter(name=("--noise-multiplier", "-s"), help="σ, std ÷ sensitivity.")
     ],
-    dataset_size: _Size,
-    batch_size: _Batch,
+    dataset_size: _Size = 0,
+    batch_size: _Batch = 0,
+    sample_rate: Annotated[
+        float, Parameter(name=("--sample-rate", "-q"), help="q, instead of N and B.")
+    ] = 0.0,
     epochs: _Epochs = None,
     steps: _Steps = None,
     delta: _Delta = 1e-5,
@@ -214,8 +217,20 @@ def epsilon(
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.tables import plan_table
+    from dpkfc.report.tables import plan_table, rate_table
 
+    if sample_rate:
+        if sampler != "poisson" or dataset_size or batch_size or bands:
+            named = "--bands" if bands else f"--sampler {sampler}"
+            raise ValueError(
+                f"--sample-rate belongs to Poisson sampling: for {named} give --dataset-size and"
+                " --batch-size only"
+            )
+        table = rate_table(noise_multiplier, sample_rate, epochs=epochs, steps=steps, delta=delta)
+        open_console().print(table)
+        return
+    if not (dataset_size and batch_size):
+        raise ValueError("give --dataset-size and --batch-size, or --sample-rate")
     config = PrivacyConfig(
         expected_batch_size=batch_size,
         epochs=epochs,

@@ -248,18 +248,20 @@ def test_targets_of_the_doctor(tmp_path, monkeypatch):
         "def broken():\n    return {}['key']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_target("digits", 0)[1] == (1, 8, 8)
-    assert load_target("mine:tokens", 0)[1] == (5,)
-    for target, what in (
-        ("digts", "did you mean 'digits'"),
-        ("mine:net", r"returned Linear; it must return \(model, inputs\)"),
-        ("mine:nett", "did you mean 'net'"),
-        ("mine:text", "returned str"),
-        ("mine:broken", "mine:broken raised KeyError: 'key'"),
-        ("no_such_module_here:f", "cannot be imported"),
+    assert load_target("digits")[1] == (1, 8, 8)
+    assert load_target("mine:net", "4")[1:] == ((4,), None, "mine:net")
+    assert load_target("mine:tokens")[1] == (5,)
+    for target, shape, what in (
+        ("digts", "", "did you mean 'digits'"),
+        ("mine:net", "", "--input-shape"),
+        ("mine:net", "0", "--input-shape"),
+        ("mine:nett", "4", "did you mean 'net'"),
+        ("mine:text", "", "returned str"),
+        ("mine:broken", "", "mine:broken raised KeyError: 'key'"),
+        ("no_such_module_here:f", "", "cannot be imported"),
     ):
         with pytest.raises(ConfigError, match=what):
-            load_target(target, 0)
+            load_target(target, shape)
 
 
 def test_a_ledger_without_a_release_has_spent_nothing(finished, tmp_path):

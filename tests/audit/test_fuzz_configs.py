@@ -188,10 +188,14 @@ COMMANDS = {
     ("calibrate",): (
         "--epsilon --dataset-size --batch-size --epochs --steps --delta --sampler".split()
     ),
-    ("epsilon",): ("--noise-multiplier -n -b --epochs --steps --delta --sampler".split()),
+    ("epsilon",): (
+        "--noise-multiplier -n -b --sample-rate --epochs --steps --delta --sampler".split()
+    ),
     ("ledger", "verify"): ["--delta"],
     ("methods",): ["--help"],
-    ("doctor",): ("--seed --layer-rules --source --device --damping --max-rank".split()),
+    ("doctor",): (
+        "--input-shape --seed --layer-rules --source --device --damping --max-rank".split()
+    ),
 }
 GOOD = {
     ("train",): "--recipe digits".split(),

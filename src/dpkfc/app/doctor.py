@@ -24,12 +24,13 @@ from dpkfc.report.doctor import diagnose, layer_table, part_table
 Target = tuple[nn.Module, tuple[int, ...], "Tensor | None", str]
 
 
-def load_target(target: str, seed: int) -> Target:
+def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
     """Return a model with the shape of its input.
 
     Args:
-        target: name of a recipe, or `module:factory`. The factory takes nothing and returns a model
-            and a batch of public example inputs.
+        target: name of a recipe, or `module:factory`. The factory takes nothing and returns a
+            model, or a model and a batch of public example inputs (needed for token ids).
+        input_shape: shape of one input, comma-separated, where the factory returns a model alone.
         seed: of a recipe's initial weights.
 
     Returns:
@@ -52,23 +53,38 @@ def load_target(target: str, seed: int) -> Target:
         return recipe.model(seed), recipe.input_shape, None, target
     built = call_function(target)
     model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
-    if not isinstance(model, nn.Module) or not isinstance(inputs, Tensor):
+    if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
         raise ConfigError(
-            f"{target} returned {type(built).__name__}; it must return (model, inputs), a torch"
-            " module and a batch such as torch.randn(64, 3, 32, 32)"
+            f"{target} returned {type(built).__name__}; it must return a torch module, or (module,"
+            " inputs)"
         )
-    return model, tuple(inputs.shape[1:]), inputs, target
+    if inputs is not None:
+        return model, tuple(inputs.shape[1:]), inputs, target
+    return model, _parse_shape(target, input_shape), None, target
+
+
+def _parse_shape(target: str, text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"{target} returns a model alone: give the shape of one input, for example"
+            f" --input-shape 3,32,32 (got {text!r}), or let it return (model, inputs)"
+        )
+    return tuple(int(part) for part in parts)
 
 
 # --------------------------------------------------------------------------------------------------
 
 
-def doctor_report(target: str, settings: dict[str, Any], console: Console) -> None:
+def doctor_report(
+    target: str, settings: dict[str, Any], input_shape: str, console: Console
+) -> None:
     """Examine a model and print how it would be trained.
 
     Args:
         target: a recipe, `module:factory`, or a run folder; empty for own data in the settings.
         settings: written by the user.
+        input_shape: of a factory's model.
         console: where to print.
 
     Raises:
@@ -85,7 +101,7 @@ def doctor_report(target: str, settings: dict[str, Any], console: Console) -> No
         curvature = make_kfac(own, Facts(recipe.input_shape, probe=recipe.probe))
     else:
         seed = make_config(seed=settings.get("seed", 0)).run.seed
-        model, shape, inputs, name = load_target(target, seed)
+        model, shape, inputs, name = load_target(target, input_shape, seed)
         named, recipe_probe = "digits", None
         if ":" not in target:
             named, recipe_probe = target, find_recipe(target).probe

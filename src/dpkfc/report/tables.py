@@ -1,4 +1,4 @@
-"""Tables of ε that commands print: of a plan, several ledgers or a budget."""
+"""Tables of ε that commands print: of a plan, a sampling rate, several ledgers or a budget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from dpkfc.config import Plan
+from dpkfc.config import Plan, PrivacyConfig, count_steps
+from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.cross_check import cross_check
 from dpkfc.report.text import round_up
 from dpkfc.report.total import TotalCost
 
@@ -102,16 +104,53 @@ def plan_table(plan: Plan) -> Table:
             f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}"
         ),
     }
+    return _accountants_table(rows, plan.cross_check(), plan.neighbouring_relation)
+
+
+def rate_table(
+    sigma: float, rate: float, *, epochs: float | None, steps: int | None, delta: float
+) -> Table:
+    """Return the table of Poisson sampling at a rate, without N and B.
+
+    Args:
+        sigma: noise multiplier.
+        rate: q in (0, 1].
+        epochs: expected passes over the data, or None.
+        steps: number of steps, or None. Give exactly one of `epochs` and `steps`.
+        delta: δ.
+
+    Returns:
+        The table, with ε by each accountant.
+
+    Raises:
+        ValueError: a value outside its range; both or neither of `epochs` and `steps`.
+    """
+    # `PrivacyConfig` refuses both, neither, and values that are not positive.
+    PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)
+    sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
+    steps = count_steps(steps, epochs, 1, rate)
+    relation = sampler.neighbouring_relation
+    epsilons = cross_check(sampler.event(sigma), steps, delta, relation)
+    rows = {
+        "sampling rate q": f"{rate:g}",
+        "steps": f"{steps:,}",
+        "σ": f"{sigma:g}",
+        "δ": f"{delta:g}",
+    }
+    return _accountants_table(rows, epsilons, relation)
+
+
+def _accountants_table(
+    rows: dict[str, str], epsilons: dict[str, float | None], relation: str
+) -> Table:
     table = Table(show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    for accountant, epsilon in plan.cross_check().items():
+    for accountant, epsilon in epsilons.items():
         # RDP treats every sampler and δ, PLD neither replacement nor a δ below its rounding.
-        text = "cannot resolve δ"
+        text = "does not apply to this sampler" if relation == "replace_one" else "cannot resolve δ"
         if epsilon is not None:
             text = f"[bold]{round_up(epsilon)}[/bold]"
-        elif plan.neighbouring_relation == "replace_one":
-            text = "does not apply to this sampler"
         table.add_row(f"ε by {accountant.upper()}", text)
-    table.add_row("neighbouring relation", plan.neighbouring_relation)
+    table.add_row("neighbouring relation", relation)
     return table
