@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpkfc.curvature.base import PreconditionerState
@@ -40,7 +40,7 @@ class StepReport:
     epsilon: float
     learning_rate: float
     noise_multiplier: float
-    notes: Mapping[str, float]
+    notes: Mapping[str, float] = field(default_factory=dict)
     private: Mapping[str, float] | None = None
 
 

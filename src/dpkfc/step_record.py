@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -49,7 +49,7 @@ class StepRecord:
     clipped_fraction: float
     nonfinite_fraction: float
     median_norm: float
-    notes: Mapping[str, float]
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ class Prepared:
     data: ExampleSet
     model: nn.Module
     plan: Plan
-    start: str
-    stopping: EarlyStopping | PrivateEarlyStopping | None
-    counts: CountForm | None
-    canaries: int
+    start: str = ""
+    stopping: EarlyStopping | PrivateEarlyStopping | None = None
+    counts: CountForm | None = None
+    canaries: int = 0
 
     def training_parts(self) -> tuple[nn.Module, Examples]:
         """Return what a session trains, and its examples.

@@ -18,7 +18,7 @@ _INTERVALS = (
 )
 
 
-def choose_classes(outputs: Any, threshold: float) -> Any:
+def choose_classes(outputs: Any, threshold: float = 0.5) -> Any:
     """Return the answers `[N]` for logits `[N, K]`, an array or a tensor as they are.
 
     Args:

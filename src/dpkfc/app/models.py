@@ -85,7 +85,7 @@ def channels_last(model: nn.Sequential) -> nn.Sequential:
 
 
 def mnist_cnn(
-    num_classes: int, channels: int, activation: Callable[[], nn.Module] = nn.ReLU
+    num_classes: int = 10, channels: int = 1, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
     """Build two convolutions and two linear layers, 206,922 parameters for ten classes.
 

@@ -46,7 +46,9 @@ class Estimate:
     memory: int | None
 
 
-def preview(config: RunConfig, console: Console, recipe: Recipe | None, end: str = DRY_RUN) -> None:
+def preview(
+    config: RunConfig, console: Console, recipe: Recipe | None = None, end: str = DRY_RUN
+) -> None:
     """Print the plan of a run, its time and memory, and the PRIVATE shares of its data.
 
     Data are read as for the run. No release is made, no budget is charged, and no file is written.

@@ -79,7 +79,9 @@ def _set_steps(axes: Axes, steps: Sequence[float]) -> None:
     axes.set_xlim(0, max([1, *steps]))
 
 
-def _label_end(axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float) -> None:
+def _label_end(
+    axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float = 0.0
+) -> None:
     axes.annotate(
         text,
         (x, y),

@@ -97,7 +97,7 @@ class Scores:
     scores: tuple[Score, ...]
     classes: tuple[ClassScore, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
-    intervals: str
+    intervals: str = ""
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the content of a file, with the names of the classes."""

@@ -66,7 +66,7 @@ class TrainingLoop:
     metrics: Metrics
     ranks: DistributedContext
     watch: Watch | None
-    canaries: PlantedCanaries | None
+    canaries: PlantedCanaries | None = None
 
     @cached_property
     def every(self) -> int:

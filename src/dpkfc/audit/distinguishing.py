@@ -49,7 +49,7 @@ class DistinguishingTest:
     mu_claimed: float
     delta: float
     runs: int
-    alpha: float
+    alpha: float = ALPHA
 
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""

@@ -94,7 +94,7 @@ class OneRunResult:
     seconds: float
     passed: bool
     layer: str
-    where: str
+    where: str = COPY
 
     def describe(self) -> dict[str, Any]:
         """Return plain values."""

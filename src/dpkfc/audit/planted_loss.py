@@ -55,7 +55,7 @@ class PlantedLoss:
             `[m + 1]`.
     """
 
-    def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant]) -> None:
+    def __init__(self, loss_fn: LossFn, factors: Tensor, plants: Sequence[Plant] = ()) -> None:
         self._loss_fn = loss_fn
         self.factors = torch.cat([factors, factors.new_ones(1)])
         self._tables = [_make_table(plant, len(factors)) for plant in plants]

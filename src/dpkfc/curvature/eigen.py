@@ -305,7 +305,9 @@ def eigen_of_rows(rows: Tensor, keep: int | None = None, start: Tensor | None = 
     return pairs.scale_by(factor)
 
 
-def eigen_of_covariance(covariance: Tensor, keep: int | None, start: Tensor | None = None) -> Eigen:
+def eigen_of_covariance(
+    covariance: Tensor, keep: int | None = None, start: Tensor | None = None
+) -> Eigen:
     """Return eigenpairs of a covariance.
 
     Args:

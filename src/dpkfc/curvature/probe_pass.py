@@ -74,9 +74,9 @@ class ProbeMicrobatch:
 
     blocks: Blocks
     rows: slice
-    mask: Tensor | None
-    note: str
-    differentiated: bool
+    mask: Tensor | None = None
+    note: str = ""
+    differentiated: bool = True
 
     @property
     def size(self) -> int:

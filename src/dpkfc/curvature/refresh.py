@@ -55,7 +55,7 @@ class ProbeStatistics:
     layers: Mapping[str, Any]
     unknown: Mapping[str, str]
     last: ProbeMicrobatch | None
-    note: str
+    note: str = ""
 
 
 def measure(
@@ -162,12 +162,12 @@ def gather_layers(
 def decompose_layers(
     layers: Mapping[str, LayerAccumulator],
     model: nn.Module,
-    max_pairs: int | None,
-    team: RefreshGroup | None,
+    max_pairs: int | None = None,
+    team: RefreshGroup | None = None,
     *,
     past: History,
     share: float,
-    is_kept: bool,
+    is_kept: bool = False,
 ) -> tuple[dict[str, LayerFactors], History]:
     """Return the factors of every layer, and what the next refresh needs of them.
 

@@ -240,7 +240,7 @@ def to_local(x: Tensor) -> Tensor:
     return part
 
 
-def gather_tree(tree: Any, keep: bool) -> Any:
+def gather_tree(tree: Any, keep: bool = True) -> Any:
     """Return dicts, lists and tuples with whole tensors on the CPU in place of sharded ones.
 
     Each sharded tensor is an exchange.

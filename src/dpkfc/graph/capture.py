@@ -156,7 +156,7 @@ class FrontEnd:
         self,
         parameters: Mapping[str, Tensor],
         make_runner: Callable[[Capture], Callable[..., Tensor]],
-        data: Iterable[Tensor],
+        data: Iterable[Tensor] = (),
     ) -> None:
         self._parameters = {id(p): name for name, p in parameters.items()}
         self._data = {x.untyped_storage().data_ptr() for x in data} - {0}

@@ -56,7 +56,7 @@ class ModelLoss:
         label_smoothing: of `TrainingArguments`.
     """
 
-    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         base: Any = model
         if hasattr(base, "get_base_model"):
             base = base.get_base_model()

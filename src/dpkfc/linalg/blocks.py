@@ -412,7 +412,7 @@ class Patched(_Block):
 
     view: Tensor
     b: Tensor
-    homogeneous: bool
+    homogeneous: bool = False
     kind: ClassVar[str] = "outer"
 
     @property

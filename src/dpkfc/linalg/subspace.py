@@ -103,8 +103,8 @@ class Subspace(Mapping[str, Entry]):
     spans: Mapping[str, Span]
     embedding_norm: float
     residual_norm: float | None
-    share: float
-    defect: float
+    share: float = 0.5
+    defect: float = 0.0
 
     @property
     def clipping(self) -> str:

@@ -71,7 +71,7 @@ class EMA(PostProcess):
         return replace_outputs(released, dict(released.gradients), variances, 1.0), new_state
 
 
-def check_averaging(name: str, kappa: float, init: str) -> None:
+def check_averaging(name: str, kappa: float, init: str = "first") -> None:
     """Check the weight κ and the start of an average.
 
     Raises:

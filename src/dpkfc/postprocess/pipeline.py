@@ -168,7 +168,7 @@ def _most_filters(is_correlated: bool) -> int:
     return 0 if is_correlated else 1
 
 
-def check_pipeline(steps: Sequence[PostProcess], readout: str, is_correlated: bool) -> None:
+def check_pipeline(steps: Sequence[PostProcess], readout: str, is_correlated: bool = False) -> None:
     """Refuse post-processing steps that cannot be combined.
 
     Args:

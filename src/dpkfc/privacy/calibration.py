@@ -156,7 +156,7 @@ def estimate_noise_multiplier(
     delta: float,
     make_event: Callable[[float], DpEvent],
     count: int,
-    also: Charges,
+    also: Charges = (),
 ) -> float:
     """Return `calibrate_noise_multiplier` by our own distribution of the loss alone.
 
@@ -221,7 +221,7 @@ def _search(epsilon: float, delta: float, charges: Callable[[float], Charges]) -
     return start
 
 
-def _bracket(excess: Excess, start: float, step: float) -> Bracket | None:
+def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
     """Search a bracket by growing steps from a start.
 
     Returns:

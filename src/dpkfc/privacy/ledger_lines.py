@@ -13,7 +13,7 @@ import json
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -42,9 +42,9 @@ class Verified:
     """
 
     header: dict[str, Any]
-    releases: list[dict[str, Any]]
-    heads: list[str]
-    size: int
+    releases: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    size: int = 0
 
     @property
     def id(self) -> str:

@@ -42,7 +42,7 @@ class PublicRows:
 
     records: Sequence[Any]
     collate: Collate
-    example: Any
+    example: Any = None
     integers: str = "tokens"
     are_given: bool = False
 

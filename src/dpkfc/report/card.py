@@ -264,7 +264,7 @@ def explain_meaning(
     epsilon: float,
     *,
     relation: str = "",
-    independent: bool,
+    independent: bool = True,
 ) -> dict[str, Any] | None:
     """Return what ε means, None without a certified guarantee."""
     if not plan.certified or not math.isfinite(epsilon):

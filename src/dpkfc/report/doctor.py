@@ -51,7 +51,7 @@ class SideFacts:
     kind: str
     condition_before: float
     condition_after: float
-    note: str
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ class LayerFacts:
     rule: str
     parameters: int
     method: str
-    sides: tuple[SideFacts, ...]
-    tied: int
-    frozen: tuple[str, ...]
+    sides: tuple[SideFacts, ...] = ()
+    tied: int = 0
+    frozen: tuple[str, ...] = ()
 
 
 @runtime_checkable

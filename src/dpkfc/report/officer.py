@@ -71,7 +71,7 @@ def explain_guarantee(
     delta: float,
     relation: str,
     *,
-    independent: bool,
+    independent: bool = True,
 ) -> dict[str, Any]:
     """Return what ε means: attack rates, and ε for several units, as plain values.
 

@@ -41,10 +41,10 @@ def total_table(total: TotalCost) -> Table:
 
 def budget_table(
     path: Path,
-    epsilon: float | None,
-    delta: float | None,
-    people: str,
-    moved: tuple[Path, Path] | None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    people: str = "",
+    moved: tuple[Path, Path] | None = None,
 ) -> Table:
     """Return the charges of a budget, and what is left of it.
 

@@ -32,7 +32,7 @@ def check_tape(
     size: int,
     *,
     alone: bool,
-    traced: Traced | None,
+    traced: Traced | None = None,
 ) -> Unknown | None:
     """Compare the tape with plain autograd once.
 

@@ -176,7 +176,7 @@ def read_splits(
     return read_hub(source, convert), f"Hugging Face {source.hub}"
 
 
-def local_files(source: Source, data_dir: str | Path | None) -> list[Path]:
+def local_files(source: Source, data_dir: str | Path | None = None) -> list[Path]:
     """Return the paths of the files of a set in the first folder that has them all.
 
     Without a folder the list is empty.

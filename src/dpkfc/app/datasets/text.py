@@ -145,7 +145,7 @@ IMDB = Source(
 )
 
 
-def load_texts(source: Source, data_dir: str | Path | None) -> Texts:
+def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
     """Read a text set from the first home that has it, as `load_pixels` does for images.
 
     Raises:
@@ -241,7 +241,7 @@ def sparse_hashes(
     lengths: Sequence[int],
     size: int,
     *,
-    weights: WordWeights | None,
+    weights: WordWeights | None = None,
 ) -> SparseRows:
     """Return features of documents that are sequences of word hashes.
 

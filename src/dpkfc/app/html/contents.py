@@ -136,7 +136,7 @@ class Contents:
         broken: (file or folder, why it is not shown).
     """
 
-    runs: Sequence[RunSummary]
+    runs: Sequence[RunSummary] = ()
     studies: Sequence[Tuned] = ()
     broken: Sequence[tuple[str, str]] = ()
 

@@ -58,7 +58,7 @@ class RunGroup:
     mean: float | None
     std: float | None
     epsilon: float | None
-    differs: str
+    differs: str = ""
 
     @property
     def first(self) -> RunSummary:

@@ -13,7 +13,7 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def score_text(value: float | None, score: str) -> str:
+def score_text(value: float | None, score: str = "accuracy") -> str:
     """Return an accuracy in per cent, and any other score as a number."""
     if value is None:
         return "–"

@@ -114,7 +114,7 @@ def _write_plainly(text: str, form: NumberForm) -> str:
     return text
 
 
-def read_pair(text: str, form: NumberForm) -> tuple[float, float] | None:
+def read_pair(text: str, form: NumberForm = PLAIN) -> tuple[float, float] | None:
     """Return two numbers with a slash between them, such as a blood pressure of 120/80."""
     first, _, second = text.partition("/")
     values = read_number(first, form), read_number(second, form)
@@ -188,7 +188,7 @@ def fold_text(text: str) -> str:
     return unicodedata.normalize("NFKC", folded)
 
 
-def category_name(text: str, form: NumberForm | None) -> str:
+def category_name(text: str, form: NumberForm | None = None) -> str:
     """Return what categories are compared by: a text without spaces around it.
 
     Args:

@@ -96,7 +96,7 @@ def _encode_parts(
     schema: Schema,
     with_target: bool,
     folder: Path | None,
-    share: Share | None,
+    share: Share | None = None,
     files: Sequence[str] = (),
 ) -> Records:
     targets = [name for name in (schema.target, schema.unit) if name]

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 _LINEAR = 1e-3
 
 
-def to_share(values: Floats, least: float, greatest: float, scale: str) -> Floats:
+def to_share(values: Floats, least: float, greatest: float, scale: str = "") -> Floats:
     """Return where values within bounds lie: 0 at the least, 1 at the greatest.
 
     Args:
@@ -29,7 +29,7 @@ def to_share(values: Floats, least: float, greatest: float, scale: str) -> Float
     return share.clip(0.0, 1.0)
 
 
-def from_share(share: Floats, least: float, greatest: float, scale: str) -> Floats:
+def from_share(share: Floats, least: float, greatest: float, scale: str = "") -> Floats:
     """Return the values that lie so far between bounds; `to_share` undone."""
     forward, back = _functions(least, greatest, scale)
     low, high = forward(np.array([least, greatest], np.float64))

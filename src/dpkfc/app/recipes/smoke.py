@@ -49,7 +49,7 @@ def cap_for_smoke(config: RunConfig, *, heavy: bool = False) -> RunConfig:
     return config.change(**capped)
 
 
-def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool) -> ExampleSet:
+def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:
     """Return a few hundred examples of each split, or a few dozen, by a public permutation."""
     train_count, test_count = _EXAMPLES_HEAVY if heavy else _EXAMPLES
 
