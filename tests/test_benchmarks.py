@@ -31,9 +31,8 @@ def speed(*arguments, check=True):
 @pytest.mark.slow
 def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path):
     path = tmp_path / "speed.json"
-    printed = speed(
-        "--smoke", "--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path
-    ).stdout
+    arguments = ("--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path)
+    printed = speed("--smoke", *arguments, "--contenders", *CONTENDERS).stdout
     results = json.loads(path.read_text("utf-8"))
     assert results["hardware"]["threads"] == 1 and results["hardware"]["torch"]
     entry = results["models"]["smoke-cnn"]
