@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpkfc._checks import check_integer, check_positive
+from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.loss_function import losses_of
 from dpkfc.gradients.state import own_pass
@@ -24,9 +24,11 @@ class _Patience:
     """Counts evaluations without a new least loss."""
 
     patience: int
+    least_decrease: float
 
     def __post_init__(self) -> None:
         check_integer("patience", self.patience, 1)
+        check_not_negative("least_decrease", self.least_decrease)
 
     def is_over(self, losses: Sequence[float]) -> bool:
         """Return whether training should end after these losses, the newest one last.
@@ -37,7 +39,7 @@ class _Patience:
         since = 0
         for loss in losses:
             since += 1
-            if loss < least:
+            if loss < least - self.least_decrease:
                 least = loss
                 since = 0
         return since >= self.patience
@@ -53,6 +55,7 @@ class EarlyStopping(_Patience):
     Attributes:
         patience: evaluations without a new least loss after which training ends.
         on: public examples, as one batch on the model's device. Private ones void ε.
+        least_decrease: how far a loss must fall below the least one to count as lower.
 
     Raises:
         ValueError: a value outside its range.
@@ -60,6 +63,7 @@ class EarlyStopping(_Patience):
 
     patience: int
     on: Any
+    least_decrease: float = 0.0
 
     @torch.no_grad()
     def loss(self, model: nn.Module, loss_fn: Loss) -> float:
@@ -105,6 +109,7 @@ class PrivateEarlyStopping(_Patience):
         patience: evaluations without a new least loss after which training ends.
         on: held-out private examples: tensors `[n, ...]` on the model's device. n is public.
         most: B, public. A loss is clamped to [0, B], and one that is not a number counts as B.
+        least_decrease: how far a loss must fall below the least one to count as lower.
 
     Raises:
         ValueError: a value outside its range, or no example.
@@ -118,6 +123,7 @@ class PrivateEarlyStopping(_Patience):
     patience: int
     on: Sequence[Tensor]
     most: float
+    least_decrease: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -160,7 +160,7 @@ def test_optimizers():
 @pytest.mark.parametrize(
     "ours, torchs, settings",
     [
-        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
         (AdamW, torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
     ],
 )

@@ -122,6 +122,7 @@ def test_the_card_says_what_was_run(method, tmp_path, public):
         {
             "method": "dp-sgd",
             "clipping": "per_layer",
+            "nesterov": True,
             "schedule": "cosine",
             "warmup_steps": 1,
         },
@@ -136,6 +137,7 @@ def test_axes_compose(chosen, public):
     "chosen, message",
     [
         ({"method": "dp-sgd", "filter": "disk", "momentum": 0.9}, "doubles the lag"),
+        ({"method": "dp-sgd", "schedule": "cosine", "schedule_steps": 9}, "longer than the plan"),
         ({"method": "dp-sgd", "warmup_steps": 9}, "longer than the plan"),
         ({"method": "dp-kfc", "filter": "kalman"}, "unknown filter"),
         ({"method": "dp-sgd", "augmentations": 3}, "equal views"),
@@ -206,7 +208,9 @@ def test_averaged_weights_are_evaluated_and_delivered(tmp_path):
 
 
 def test_learning_rates_of_a_schedule():
-    """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left."""
+    """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left, or over `schedule_steps`
+    of it.
+    """
 
     def rates(**settings):
         config = run_config(
@@ -217,6 +221,7 @@ def test_learning_rates_of_a_schedule():
     assert rates() == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert rates(schedule="linear") == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert rates(schedule="cosine") == [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]
+    assert rates(schedule="linear", schedule_steps=4) == [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
 
 
 def test_pre_training_moves_everything_but_the_head(public):

@@ -183,7 +183,7 @@ WORDS = [
 COMMANDS = {
     ("train",): [
         *(f"--{name.replace('_', '-')}" for name in FIELDS),
-        *"--config --resume --quiet --no-smoke".split(),
+        *"--config --resume --quiet --no-nesterov".split(),
     ],
     ("calibrate",): (
         "--epsilon --dataset-size --batch-size --epochs --steps --delta --sampler".split()

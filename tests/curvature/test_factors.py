@@ -24,6 +24,7 @@ def _factors(block, structure=None, rule=None):
     return layer.result()
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @given(
     n=st.integers(1, 6),
     t=st.integers(1, 4),
@@ -31,26 +32,30 @@ def _factors(block, structure=None, rule=None):
     d_out=st.integers(1, 9),
     groups=st.integers(1, 3),
 )
-def test_streamed_factors_equal_the_sum_written_out(n, t, d_in, d_out, groups):
+def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, groups):
     torch.manual_seed(n + 10 * t + 100 * d_in)
     block = _outer(n, t, d_in, d_out, groups)
-    a_exact, g_exact = kronecker_factors(block)
-    sides = _factors(block).sides
+    a_exact, g_exact = kronecker_factors(block, sharing)
+    sides = _factors(block, FactorOptions(sharing=sharing)).sides
     assert torch.allclose(dense_matrix(sides["input"]), a_exact, atol=1e-9)
     assert torch.allclose(dense_matrix(sides["output"]), g_exact, atol=1e-9)
 
 
-def test_an_embedding_has_the_expected_row_counts():
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_an_embedding_has_the_expected_row_counts(sharing):
     ids = torch.tensor([[0, 2, 2], [2, 4, 0]])
     block = Lookup(ids, torch.randn(2, 3, 5), num_rows=6)
-    factors = _factors(block)
+    factors = _factors(block, FactorOptions(sharing=sharing))
     one_hot = torch.nn.functional.one_hot(ids, 6).double()
-    exact = one_hot.sum((0, 1)) / 2
+    if sharing == "expand":
+        exact = one_hot.sum((0, 1)) / 2
+    else:
+        exact = one_hot.mean(1).square().mean(0)
     assert isinstance(factors.sides["input"], DiagonalFactor)
     # six tokens were read; one more read of each of six rows
     exact = (exact + exact.sum() / 6) * 6 / (6 + 6)
     assert torch.allclose(factors.sides["input"].values, exact)
-    b = block.b.flatten(0, 1)
+    b = block.b.flatten(0, 1) if sharing == "expand" else block.b.sum(1)
     assert torch.allclose(dense_matrix(factors.sides["output"]), b.T @ b / b.shape[0], atol=1e-5)
     assert factors.kind == "lookup" and factors.shapes == {"input": (6,), "output": (5,)}
 

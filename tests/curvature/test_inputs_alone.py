@@ -83,11 +83,12 @@ def dense(factor):
 
 @pytest.mark.quick("*-7")
 @pytest.mark.parametrize("chunk", [7, 64, 100])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("name", CASES)
-def test_inputs_of_all_examples_and_gradients_of_the_last(name, chunk):
+def test_inputs_of_all_examples_and_gradients_of_the_last(name, sharing, chunk):
     make, probe = CASES[name]
     model = make().double()
-    kfac = KFAC(probe=probe(), probe_size=SIZE, chunk=chunk, max_rank=None)
+    kfac = KFAC(probe=probe(), probe_size=SIZE, chunk=chunk, sharing=sharing, max_rank=None)
     watched, both = Watched(model), Watched(model, always=True)
     found = kfac.factors(model, watched, 3, watched.rules)
     whole = kfac.factors(model, both, 3, both.rules)
@@ -101,7 +102,8 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name, chunk):
                 assert_close(factors.sides[role].values, g.square().mean(0).flatten())
             continue
         assert_close(dense(factors.sides["input"]), dense(whole[layer].sides["input"]))
-        rows = blocks[layer].b
+        b = blocks[layer].b
+        rows = b.sum(1) if sharing == "reduce" else b.flatten(0, 1)
         assert factors.sides["output"].mean == pytest.approx(float(rows.square().mean()))
 
 

@@ -62,14 +62,15 @@ SIZES = [(3, 2), (2, 6), (3, 4), (5, 1), (12, 1), (11, 3)]
 CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
-def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups):
+def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, sharing):
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
-    whole = accumulate(block, structure())
+    whole = accumulate(block, structure(sharing=sharing))
     for side in whole.sides.values():
         assert 0 < side.row_count <= CAP and side.total is None and "low rank" in side.note
     for cuts in ((1,), tuple(range(1, n))):
-        parts = accumulate(block, structure(), cuts=cuts)
+        parts = accumulate(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
             assert_close(
                 dense_matrix(factor),

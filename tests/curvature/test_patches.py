@@ -62,16 +62,17 @@ def block_of(name):
     return block
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("rows_per_dim", [None, 1.0, 3.0])
 @pytest.mark.parametrize("name", CONVS)
-def test_factors(name, rows_per_dim):
+def test_factors(name, rows_per_dim, sharing):
     block, found = block_of(name), list[dict[str, Tensor]]()
     whole = block.explicit()
     assert isinstance(whole, Outer)
     for form in (block, whole):
         held = RowSubsampler(torch.Generator().manual_seed(0), N, rows_per_dim)
         held.start(slice(0, N), None)
-        layer = LayerAccumulator(form, FactorOptions(), None, held)
+        layer = LayerAccumulator(form, FactorOptions(sharing=sharing), None, held)
         layer.add(form)
         found.append({side: dense_matrix(factor) for side, factor in layer.result().sides.items()})
     for side in ("input", "output"):

@@ -31,9 +31,9 @@ def _block(n, t, d_in, d_out, groups=1, homogeneous=False):
     return Outer(a, b, groups, homogeneous)
 
 
-def _dense(block, held, cuts=(), mask=None):
+def _dense(block, held, cuts=(), mask=None, sharing="expand"):
     n = block.batch_size
-    layer = LayerAccumulator(block, FactorOptions(), None, held)
+    layer = LayerAccumulator(block, FactorOptions(sharing=sharing), None, held)
     edges = [0, *cuts, n]
     for start, stop in zip(edges[:-1], edges[1:], strict=True):
         held.start(slice(start, stop), None if mask is None else mask[start:stop])

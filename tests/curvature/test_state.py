@@ -169,6 +169,7 @@ def test_a_loss_of_ones_own_is_used_and_checked():
         ({"likelihood": "poisson"}, "likelihood must be one of categorical"),
         ({"sides": "a"}, "sides must be one of both, input, output"),
         ({"scale": "unit"}, "scale must be one of probe, trace, balanced, raw"),
+        ({"sharing": "sum"}, "sharing must be one of expand, reduce"),
         ({"oversize": "dense"}, "oversize must be one of diagonal, identity"),
         ({"damping_mode": "none"}, "damping_mode must be one of relative, absolute"),
         ({"every": 0}, "every must be an integer >= 1"),

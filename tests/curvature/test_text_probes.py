@@ -167,21 +167,31 @@ def test_inputs_that_do_not_belong_together_are_named():
 # -- embeddings and tied weights
 
 
-def test_a_tied_weight_has_one_factor_of_both_uses():
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
     n, s, t, v, d = 5, 3, 4, 7, 3
     lookup = Lookup(torch.randint(v, (n, s)), randn(n, s, d), v)
     outer = Outer(randn(n, t, d), randn(n, t, v))
-    layer = LayerAccumulator(Tied(lookup, outer), FactorOptions())
+    layer = LayerAccumulator(Tied(lookup, outer), FactorOptions(sharing=sharing))
     for rows in (slice(0, 2), slice(2, n)):
         layer.add(
             Tied(Lookup(lookup.ids[rows], lookup.b[rows], v), Outer(outer.a[rows], outer.b[rows]))
         )
     exact = torch.zeros(d, d, dtype=F64)
     for i in range(n):
-        for j in range(s):
-            exact += torch.outer(lookup.b[i, j], lookup.b[i, j]) / n
-        for j in range(t):
-            exact += outer.b[i, j].square().sum() * torch.outer(outer.a[i, j], outer.a[i, j]) / n
+        if sharing == "expand":
+            for j in range(s):
+                exact += torch.outer(lookup.b[i, j], lookup.b[i, j]) / n
+            for j in range(t):
+                exact += (
+                    outer.b[i, j].square().sum() * torch.outer(outer.a[i, j], outer.a[i, j]) / n
+                )
+        else:
+            total, mean = lookup.b[i].sum(0), outer.a[i].mean(0)
+            exact += (
+                torch.outer(total, total)
+                + outer.b[i].sum(0).square().sum() * torch.outer(mean, mean)
+            ) / n
     factors = layer.result()
     assert factors.kind == "tied" and factors.shapes == {"input": (d,), "output": (v,)}
     assert torch.allclose(dense_matrix(factors.sides["input"]), exact, atol=1e-10)

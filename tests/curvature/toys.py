@@ -116,11 +116,12 @@ def token_ids(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
     return PublicData(torch.randint(rows, (n, length)), provenance="random ids")
 
 
-def kronecker_factors(block: Outer) -> tuple[Tensor, Tensor]:
+def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
     """Return the factors of a matrix-shaped layer as dense matrices, by a loop over positions.
 
     Args:
         block: inputs and output gradients of N examples.
+        sharing: expand or reduce.
 
     Returns:
         (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
@@ -131,9 +132,14 @@ def kronecker_factors(block: Outer) -> tuple[Tensor, Tensor]:
     g_sum = torch.zeros(d_out, d_out, dtype=torch.float64)
     n, t = a.shape[:2]
     for i in range(n):
-        for s in range(t):
-            a_sum += torch.outer(a[i, s], a[i, s]) / n
-            g_sum += torch.outer(b[i, s], b[i, s]) / (n * t)
+        if sharing == "expand":
+            for s in range(t):
+                a_sum += torch.outer(a[i, s], a[i, s]) / n
+                g_sum += torch.outer(b[i, s], b[i, s]) / (n * t)
+        else:
+            mean, total = a[i].mean(0), b[i].sum(0)
+            a_sum += torch.outer(mean, mean) / n
+            g_sum += torch.outer(total, total) / n
     return a_sum, g_sum
 
 

@@ -35,6 +35,7 @@ KFAC = {
     "exponent": 0.25,
     "scale": "trace",
     "every": 7,
+    "sharing": "reduce",
     "source": "dead-leaves",
     "output_source": "white",
     "control": "random",

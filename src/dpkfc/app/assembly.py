@@ -116,6 +116,7 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
         lr=optimizer.lr,
         momentum=optimizer.momentum if optimizer.optimizer == "sgd" else 0.0,
         weight_decay=optimizer.weight_decay,
+        nesterov=optimizer.nesterov,
     )
 
 
@@ -126,17 +127,18 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
     cosine. The rate follows from public numbers, so a resumed run takes up where it was.
 
     Raises:
-        ConfigError: the warm-up is longer than the plan.
+        ConfigError: warm-up and schedule are longer than the plan.
     """
     optimizer = config.optimizer
-    warmup = optimizer.warmup_steps
-    if warmup > steps:
-        raise ConfigError(f"a warm-up of {warmup} steps is longer than the plan of {steps}")
-    if step < warmup:
-        return optimizer.lr * (step + 1) / warmup
+    length = optimizer.schedule_steps or steps
+    longest = max(length, optimizer.warmup_steps)
+    if longest > steps:
+        raise ConfigError(f"a schedule of {longest} steps is longer than the plan of {steps}")
+    if step < optimizer.warmup_steps:
+        return optimizer.lr * (step + 1) / optimizer.warmup_steps
     if optimizer.schedule == "constant":
         return optimizer.lr
-    done = (step - warmup) / max(1, steps - warmup)
+    done = min(1.0, (step - optimizer.warmup_steps) / max(1, length - optimizer.warmup_steps))
     if optimizer.schedule == "linear":
         return optimizer.lr * (1 - done)
     return optimizer.lr * (0.5 * (1 + math.cos(math.pi * done)))

@@ -75,6 +75,14 @@ class RunConfig:
                 "max_grad_norm = 0 is for preconditioner = 'moments', whose inputs have a known"
                 " length; give C"
             )
+        longest = self.optimizer.schedule_steps
+        if privacy.steps and longest > privacy.steps:
+            raise ConfigError(
+                f"schedule_steps = {longest} is longer than the plan of {privacy.steps} steps"
+            )
+        has_momentum = self.optimizer.optimizer == "sgd" and self.optimizer.momentum > 0
+        if self.optimizer.nesterov and not has_momentum:
+            raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
         if run.log_private and not run.log:
             raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
         curvature = self.preconditioner

@@ -274,6 +274,7 @@ class PreconditionerSettings(Section):
         "scale of the factors and of the whole preconditioner",
         choices=("probe", "trace", "balanced", "raw"),
     )
+    sharing: str = _kfac("expand", choices=("expand", "reduce"))
     control: str = _kfac(
         "none",
         "random eigenvectors with the same spectrum",
@@ -378,8 +379,12 @@ class OptimizerSettings(Section):
     )
     lr: float = declare(0.001, "learning rate", above=0)
     momentum: float = declare(0.9, "momentum of SGD", least=0, below=1)
+    nesterov: bool = declare(False, "Nesterov momentum")
     weight_decay: float = declare(0.0, "after the release, never in a clipped gradient", least=0)
     schedule: str = declare("constant", "learning rate after the warm-up", choices=SCHEDULES)
+    schedule_steps: int = declare(
+        0, "steps of schedule and warm-up together; 0: the plan's", least=0
+    )
     warmup_steps: int = declare(
         0, "first steps, in which the learning rate rises linearly", least=0
     )

@@ -2,11 +2,13 @@
 
 For a layer with inputs a and output gradients b at T positions:
 
-    A = 1/N Σ_n Σ_t a aᵀ        G = 1/(N·T) Σ_n Σ_t b bᵀ
+    expand   A = 1/N Σ_n Σ_t a aᵀ        G = 1/(N·T) Σ_n Σ_t b bᵀ
+    reduce   A = 1/N Σ_n ā āᵀ            G = 1/N Σ_n b̄ b̄ᵀ
 
-Then tr(A)·tr(G) is E‖g‖² of a per-example gradient if a and b are independent. `b` is the gradient
-of each example's own loss, so neither factor depends on the probe's size or on a loss reduction.
-Groups of a convolution are averaged. Masked positions count neither in a sum nor in T.
+with ā = mean_t a (its homogeneous 1 stays 1) and b̄ = Σ_t b. Then tr(A)·tr(G) is E‖g‖² of a
+per-example gradient if a and b are independent. `b` is the gradient of each example's own loss, so
+neither factor depends on the probe's size or on a loss reduction. Groups of a convolution are
+averaged. Masked positions count neither in a sum nor in T.
 
 An embedding has a diagonal factor: how often its rows are read. A weight that is an embedding table
 and a head at once has a gradient `[V, d]` from both uses. Its factor is the sum of both
@@ -19,7 +21,7 @@ rows V stay isotropic.
 
 `layer_factors` forms the rows of each kind of layer.
 
-Source: Martens and Grosse (2015); Eschenhagen et al. (2023), K-FAC-expand.
+Source: Martens and Grosse (2015); Eschenhagen et al. (2023) for expand and reduce.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ _ALLOWED_VALUES = {
     "sides": ("both", "input", "output"),
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
+    "sharing": ("expand", "reduce"),
     "oversize": ("diagonal", "identity", "low_rank"),
     "control": ("none", "random"),
 }
@@ -109,6 +110,7 @@ class KFAC(ProbePreconditioner):
             over the probe; the clipping norm then means the same as in DP-SGD. `balanced` is trace
             with that number.
         every: steps between refreshes.
+        sharing: expand or reduce, for layers with several positions; see `factors`.
         max_factor_size: largest matrix that is decomposed. Wider sides stay low-rank while the
             probe has few rows.
         oversize: form of other wider sides: diagonal, identity, or low_rank, which samples
@@ -130,7 +132,7 @@ class KFAC(ProbePreconditioner):
         drift: if the factors have changed by less than this since the metric was built, a refresh
             keeps that metric and skips the eigenproblems. 0 always builds a new metric; see
             `factor_history.measure_drift`.
-        rows_per_dim: a factor of size d is formed from about this many
+        rows_per_dim: with `sharing="expand"`, a factor of size d is formed from about this many
             times d positions (4096 or more) if the probe has more, and with averaged factors from
             1 − β of them at every refresh after the first. A public stream samples a few of every
             example, with weights that keep the estimate unbiased. None takes all.
@@ -154,6 +156,7 @@ class KFAC(ProbePreconditioner):
     exponent: float = 0.5
     scale: str = "balanced"
     every: int = 50
+    sharing: str = "expand"
     max_factor_size: int = 4096
     oversize: str = "diagonal"
     layer_rules: tuple[str, ...] | None = None
@@ -203,8 +206,7 @@ class KFAC(ProbePreconditioner):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
-        # Hashes of plans say how positions count.
-        description = self._describe(self.name, sharing="expand")
+        description = self._describe(self.name)
         del description["later_probe_size"]
         if self.fewest_probe_examples < self.probe_size:
             description["later_probe_size"] = self.fewest_probe_examples
@@ -280,6 +282,7 @@ class KFAC(ProbePreconditioner):
         if self.layer_rules is not None and rules is None:
             raise ValueError("layer_rules was set, so build() needs rules={layer name: rule}")
         options = FactorOptions(
+            sharing=self.sharing,
             sides=self.sides,
             max_factor_size=self.max_factor_size,
             oversize=self.oversize,

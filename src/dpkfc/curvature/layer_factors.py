@@ -35,6 +35,7 @@ class FactorOptions:
     """How factors are formed.
 
     Attributes:
+        sharing: expand or reduce, for layers with several positions.
         sides: both, input or output; the other side becomes isotropic.
         max_factor_size: largest matrix that is decomposed.
         oversize: form of a wider side with more rows: diagonal, identity (isotropic), or low_rank,
@@ -46,6 +47,7 @@ class FactorOptions:
         rows_per_dim, row_share: see `RowSubsampler`.
     """
 
+    sharing: str = "expand"
     sides: str = "both"
     max_factor_size: int = 4096
     oversize: str = "diagonal"
@@ -235,11 +237,23 @@ class LayerAccumulator:
             return None
         return self._subsampler.mask_of(positions)
 
+    def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
+        """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
+        mask = self._text_mask(x.shape[1])
+        if mask is None:
+            return None
+        is_text = mask.repeat_interleave(groups, 0)
+        return is_text.unsqueeze(-1).to(x)
+
     def _input_rows(self, block: Outer | Patched) -> tuple[Tensor, float]:
         """Return rows and divisor of A from `[N * groups, T, d_in]`.
 
         Only the patches of sampled rows are formed.
         """
+        if self._options.sharing == "reduce":
+            inputs = raise_precision(block.explicit().a)
+            mean = self._average(inputs, block.groups)
+            block = Outer(mean, block.b[:, :1], block.groups)
         subsample = self._subsample(block.b, block.groups, "input")
         rows = block.input_rows(subsample.index)
         rows = subsample.weigh(raise_precision(rows))
@@ -247,7 +261,7 @@ class LayerAccumulator:
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
         """Return rows and divisor of G from `[N * groups, T, d_out]`."""
-        b = raise_precision(b)
+        b = self._sum(raise_precision(b), groups)
         subsample = self._subsample(b, groups, "output")
         rows = subsample.select_weighted(b)
         return rows, subsample.active * subsample.share
@@ -258,9 +272,19 @@ class LayerAccumulator:
         The diagonal `[num_rows]` says how often each row is read.
         """
         ids = block.ids
+        size = block.num_rows
         is_text = self._text_mask(ids.shape[1])
-        read = ids.flatten() if is_text is None else ids[is_text]
-        return torch.bincount(read, minlength=block.num_rows), float(len(read))
+        if is_text is None:
+            is_text = torch.ones_like(ids, dtype=torch.bool)
+        reads = float(is_text.sum())
+        if self._options.sharing == "expand":
+            return torch.bincount(ids[is_text], minlength=size), reads
+        total = torch.zeros(size, dtype=torch.float64, device=ids.device)
+        for own_ids, is_own_text in zip(ids, is_text, strict=True):
+            counts = torch.bincount(own_ids[is_own_text], minlength=size)
+            mean = counts / is_own_text.sum().clamp(min=1)
+            total += mean.square()
+        return total, reads
 
     def _add_tied(self, block: Tied) -> None:
         """Add both uses of one weight `[V, d]` to E gᵀg; the rows V carry a trace of one."""
@@ -270,12 +294,14 @@ class LayerAccumulator:
         vocabulary = block.lookup.num_rows
         even = b.new_full((vocabulary,), 1 / vocabulary)
         self.sides["output"].add_diagonal(even, 1.0)
+        # With `reduce` the gradient has both sums over positions: Σ c, and (Σ b) ⊗ (mean a).
         uses = []
         if c.shape[1]:
-            uses.append(c)
+            uses.append(self._sum(c))
         if a.shape[1]:
-            sizes = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
-            uses.append(a * sizes)
+            total = self._sum(b)
+            sizes = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+            uses.append(self._average(a) * sizes)
         pieces = []
         for x in uses:
             subsample = self._subsample(x, 1, "input", uses=2)
@@ -284,6 +310,25 @@ class LayerAccumulator:
         if pieces:
             stacked = torch.cat(pieces)
             self.sides["input"].add(stacked, float(block.batch_size))
+
+    def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
+        """Return x with `expand`, and with `reduce` Σ_t x over the text, `[n * groups, 1, d]`."""
+        if self._options.sharing == "expand":
+            return x
+        weights = self._weights(x, groups)
+        if weights is not None:
+            x = x * weights
+        return x.sum(1, keepdim=True)
+
+    def _average(self, x: Tensor, groups: int = 1) -> Tensor:
+        """Return x with `expand`, and with `reduce` mean_t x over the text, as `_sum` does."""
+        if self._options.sharing == "expand":
+            return x
+        weights = self._weights(x, groups)
+        if weights is None:
+            return x.mean(1, keepdim=True)
+        count = weights.sum(1, keepdim=True).clamp(min=1)
+        return self._sum(x, groups) / count
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""

@@ -24,6 +24,7 @@ _MOST = {
     "validation_size": 64,
     "gep_rank": 8,
     "pretrain_epochs": 1,
+    "schedule_steps": 3,
     "warmup_steps": 1,
 }
 _MOST_HEAVY = {**_MOST, "expected_batch_size": 4, "probe_size": 4, "validation_size": 16}
