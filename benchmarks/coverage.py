@@ -8,6 +8,7 @@ python benchmarks/coverage.py --table FILE.json  # the Markdown table
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 import traceback
@@ -24,6 +25,8 @@ import torch  # noqa: E402
 from common import hardware, machine, markdown, now, read_json, write_json  # noqa: E402
 
 SIZES = (2, 7, 5)
+# Where torch says in which file it stopped.
+_PATH = re.compile(r"(?<=[\s`'\"])/\S+")
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def measure(name: str) -> dict[str, Any]:
             calls = passes.calls(architecture.loss_fn, augment, batch, size, torch.sum)
             if calls is None:
                 reason = f"{passes.refusal.operation}: {passes.refusal.reason}"
-                entry |= {"outcome": "not captured", "why": reason[:200]}
+                entry |= {"outcome": "not captured", "why": _PATH.sub("…", reason)[:200]}
                 return entry | {"price": find_price(architecture, sizes[-1])}
             entry.setdefault("seconds", round(time.perf_counter() - began, 2))
             if architecture.is_random or architecture.kind == "mixing":

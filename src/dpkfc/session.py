@@ -268,6 +268,8 @@ class Session:
 
     def _make_gradient_mode(self, captures: bool, compiles: bool) -> GradientMode:
         """Return the way in which gradients are computed, as long as nothing is checked."""
+        if captures and self._is_sharded:
+            _log.warning("passes of a sharded model are not captured; they are followed as without")
         if not captures or self._is_sharded:
             return GradientMode()
         # The compiler takes a second to import.

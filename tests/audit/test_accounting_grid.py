@@ -245,16 +245,16 @@ def test_published_values(row, evidence):
 def test_epsilon_by_rdp_is_monotonic(log_q, noise, log_count, log_delta, more):
     q, count, delta = 10**log_q, round(10**log_count), 10**log_delta
 
-    def at(q, noise, count, delta):
+    def spend(q, noise, count, delta):
         return epsilon(Poisson(min(1.0, q), 5).event(noise), count, delta, "rdp")
 
-    base = at(q, noise, count, delta)
+    base = spend(q, noise, count, delta)
     # From q < 1 to q = 1 RDP changes to another formula: equal up to their error.
     slack = 1e-6 * (1 + base)
-    assert at(q * more, noise, count, delta) >= base - slack
-    assert at(q, noise, math.ceil(count * more), delta) >= base - slack
-    assert at(q, noise * more, count, delta) <= base + slack
-    assert at(q, noise, count, min(0.5, delta * more)) <= base + slack
+    assert spend(q * more, noise, count, delta) >= base - slack
+    assert spend(q, noise, math.ceil(count * more), delta) >= base - slack
+    assert spend(q, noise * more, count, delta) <= base + slack
+    assert spend(q, noise, count, min(0.5, delta * more)) <= base + slack
 
 
 def test_a_smaller_maximum_costs_more():

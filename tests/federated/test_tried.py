@@ -25,6 +25,7 @@ from dpkfc.federated import (
 )
 from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.simulation import make_clients
+from dpkfc.privacy.budget import Budget
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.outside_checks import check_record_bound, round_message
 from tests.federated.worlds import (
@@ -158,6 +159,20 @@ def test_a_loss_that_mixes_examples_is_refused_on_public_rows_before_a_client_an
     for collate_fn in (None, collate):
         with pytest.raises(ValueError, match="mixes examples"):
             Client(0, plan, local, records(20), collate_fn=collate_fn)
+
+
+def test_a_loss_that_is_refused_charges_no_budget(tmp_path):
+    def mix(model, batch):
+        losses = loss_fn(model, batch)
+        return losses - 0.9 * losses.mean()
+
+    plan = plan_of(privacy=TrustedServer("server"), noise=2.0, test_mode_seed=None)
+    budget = Budget(tmp_path / "ward.toml", epsilon=1e6, delta=1e-2)
+    with pytest.raises(ValueError, match="mixes examples"):
+        federate(plan, head(), mix, datasets(), budget=budget)
+    assert budget.charges == ()
+    federate(plan, head(), loss_fn, datasets(), budget=budget)
+    assert len(budget.charges) == 1
 
 
 def test_a_record_that_stands_twice_is_refused_where_one_example_is_protected():

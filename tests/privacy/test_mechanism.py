@@ -183,9 +183,11 @@ def test_threads_finish_their_own_pieces_of_all_tensors(noise, threads):
         "last": torch.randn(9 * CHUNK + 5),
     }
     numbers = sum(x.numel() for x in sums.values())
-    source = lambda: mechanism._choose_source(  # noqa: E731
-        NoiseStream.repeatable(3), 5, torch.device("cpu"), numbers
-    )
+
+    def source():
+        stream = NoiseStream.repeatable(3)
+        return mechanism._choose_source(stream, 5, torch.device("cpu"), numbers)
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -70,7 +70,8 @@ def bootstrap(
 
 def slices(count: int) -> Iterator[slice]:
     """Yield all examples, some at a time: numbers that follow from each would take memory."""
-    return (slice(start, start + _ROWS) for start in range(0, count, _ROWS))
+    for start in range(0, count, _ROWS):
+        yield slice(start, start + _ROWS)
 
 
 def _draw_sums(columns: Columns, count: int, generator: np.random.Generator) -> Iterator[Floats]:
@@ -88,10 +89,13 @@ def _draw_gaussian_sums(
 ) -> Iterator[Floats]:
     """Yield sums `[B, c]` with the mean and the covariance that drawn examples would give."""
     total = np.asarray(sum(columns(rows).sum(axis=0) for rows in slices(count)))
-    products = np.zeros((len(total), len(total)))
+    size = len(total)
+    mean = total / count
+    products = np.zeros((size, size))
     for rows in slices(count):
-        centred = columns(rows) - total / count
+        centred = columns(rows) - mean
         products += centred.T @ centred
     variances, directions = np.linalg.eigh(products)
-    numbers = generator.normal(size=(DRAWS, len(total))) * np.sqrt(variances.clip(min=0.0))
+    deviations = np.sqrt(variances.clip(min=0.0))
+    numbers = deviations * generator.normal(size=(DRAWS, size))
     yield total + numbers @ directions.T

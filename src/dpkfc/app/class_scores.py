@@ -39,7 +39,8 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         labels: class numbers `[N]`; an example with another number is left out.
         threshold: probability of the second of two classes from which it is the answer.
     """
-    logits, labels = np.asarray(outputs), np.asarray(labels)
+    logits = np.asarray(outputs)
+    labels = np.asarray(labels)
     count = logits.shape[1]
     is_known = (labels >= 0) & (labels < count)
     unlabelled = int((~is_known).sum())
@@ -53,6 +54,10 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
     for rows in slices(len(labels)):
         answers = choose_classes(logits[rows].astype(np.float64), threshold)
         np.add.at(confusion, (labels[rows], answers), 1)
+
+    def compute_losses(rows: slice) -> Floats:
+        return -np.take_along_axis(_log_shares(logits[rows]), labels[rows, None], axis=1)
+
     # A guess that knows the shares of the classes alone: the largest share, and their entropy.
     shares = confusion.sum(1) / len(labels)
     present = shares[shares > 0]
@@ -64,15 +69,7 @@ def score_classes(outputs: Any, labels: Any, threshold: float = 0.5) -> Scores:
         scores=(
             share_score("accuracy", right, len(labels), guess=float(shares.max())),
             _auroc(logits, labels),
-            bootstrap(
-                "log loss",
-                len(labels),
-                lambda rows: (
-                    -np.take_along_axis(_log_shares(logits[rows]), labels[rows, None], axis=1)
-                ),
-                mean_of_sums,
-                entropy,
-            ),
+            bootstrap("log loss", len(labels), compute_losses, mean_of_sums, entropy),
             _calibration(logits, labels),
         ),
         classes=_class_scores(confusion),
@@ -91,17 +88,19 @@ def _log_shares(logits: Any) -> Any:
 
 
 def _class_scores(confusion: NDArray[np.int64]) -> tuple[ClassScore, ...]:
-    rights, examples = confusion.diagonal().tolist(), confusion.sum(1).tolist()
-    numbers = zip(rights, examples, confusion.sum(0).tolist(), strict=True)
-    return tuple(
-        ClassScore(
+    scores = []
+    for label in range(len(confusion)):
+        right = int(confusion[label, label])
+        examples = int(confusion[label].sum())
+        answered = int(confusion[:, label].sum())
+        score = ClassScore(
             label=label,
-            examples=count,
-            recall=share_score("recall", right, count),
+            examples=examples,
+            recall=share_score("recall", right, examples),
             precision=share_score("precision", right, answered),
         )
-        for label, (right, count, answered) in enumerate(numbers)
-    )
+        scores.append(score)
+    return tuple(scores)
 
 
 def share_score(name: str, part: int, total: int, guess: float | None = None) -> Score:
@@ -126,12 +125,10 @@ def _auroc(logits: Any, labels: Any) -> Score:
         if not is_class.any() or is_class.all():
             continue
         # log p / (1 - p), by which the examples are ranked.
-        odds = np.concatenate(
-            [
-                logits[rows, label] - _log_sum(np.delete(logits[rows], label, axis=1))
-                for rows in slices(len(labels))
-            ]
-        )
+        odds = np.empty(len(labels))
+        for rows in slices(len(labels)):
+            others = np.delete(logits[rows], label, axis=1)
+            odds[rows] = logits[rows, label] - _log_sum(others)
         areas.append(_area(odds, is_class))
     name = "AUROC" if count == 2 else "AUROC, mean of each class against the rest"
     if not areas:
@@ -155,12 +152,15 @@ def _area(scores: Floats, is_positive: Any) -> tuple[float, float, float]:
     from scipy import stats
     from scipy.optimize import brentq
 
-    positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
-    m, n = len(positive), len(negative)
+    positive = np.sort(scores[is_positive])
+    negative = np.sort(scores[~is_positive])
+    m = len(positive)
+    n = len(negative)
     pairs = m * n
     # Of pairs of equal scores half are in the wrong order.
-    sides = [np.searchsorted(positive, negative, side).sum() for side in ("left", "right")]
-    area = (2 * pairs - sum(sides)) / (2 * pairs)
+    below = np.searchsorted(positive, negative, "left").sum()
+    not_above = np.searchsorted(positive, negative, "right").sum()
+    area = (2 * pairs - below - not_above) / (2 * pairs)
     z = stats.norm.ppf(0.5 + LEVEL / 2)
 
     def excess(value: float) -> float:
@@ -207,10 +207,10 @@ def _calibration(logits: Any, labels: Any) -> Score:
     low = max(0.0, 2 * found.value - found.high)
     high = max(0.0, 2 * found.value - found.low)
     # Errors of models that are calibrated: the answers of a bin vary as coins of its confidence.
-    variances = sum(
-        np.bincount(bins, confidence * (1 - confidence), BINS)
-        for _, confidence, bins in map(answer, slices(count))
-    )
+    variances = np.zeros(BINS)
+    for rows in slices(count):
+        _, confidence, bins = answer(rows)
+        variances += np.bincount(bins, confidence * (1 - confidence), BINS)
     drawn = np.random.default_rng(0).normal(size=(DRAWS, BINS)) * np.sqrt(variances)
     if found.value <= np.quantile(mean_error(drawn, count), LEVEL):
         low = 0.0

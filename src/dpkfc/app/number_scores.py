@@ -35,20 +35,20 @@ def score_numbers(predicted: Any, targets: Any) -> Scores:
         some = centred[rows]
         return np.stack([errors[rows] ** 2, some, some**2], axis=1)
 
+    def absolute(rows: slice) -> Floats:
+        return np.abs(errors[rows, None])
+
+    def squared(rows: slice) -> Floats:
+        return errors[rows, None] ** 2
+
     of_median = float(np.abs(targets - np.median(targets)).mean())
     scores = (
         bootstrap("R²", count, explained, _explain_variance, 0.0),
-        bootstrap(
-            "mean absolute error",
-            count,
-            lambda rows: np.abs(errors[rows, None]),
-            mean_of_sums,
-            of_median,
-        ),
+        bootstrap("mean absolute error", count, absolute, mean_of_sums, of_median),
         bootstrap(
             "root mean squared error",
             count,
-            lambda rows: errors[rows, None] ** 2,
+            squared,
             lambda totals, n: np.sqrt(mean_of_sums(totals, n)),
             float(targets.std()),
         ),

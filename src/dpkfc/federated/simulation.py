@@ -45,11 +45,11 @@ def make_clients(
     Raises:
         ValueError: the numbers of datasets and clients differ, or a record stands in two datasets.
     """
+    local = LocalModel(plan, copy.deepcopy(model), loss_fn)
     if len(datasets) != plan.config.clients:
         raise ValueError(
             f"the plan has {plan.config.clients} clients, got {len(datasets)} datasets"
         )
-    local = LocalModel(plan, copy.deepcopy(model), loss_fn)
     clients = [Client(i, plan, local, data, **options) for i, data in enumerate(datasets)]
     if plan.config.privacy.unit == "example":
         check_once(*datasets, fix="give each record to one client")
@@ -122,11 +122,12 @@ def federate(
         BudgetExhausted: no round is left; the checkpoint stays as it is.
         ValueError: settings that do not fit together.
     """
+    # What clients refuse is refused before the server charges the budget.
+    clients = clients or make_clients(
+        plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn
+    )
     server = Server(plan, model, ledger_path=ledger_path, budget=budget)
     with open_run(server, checkpoint, resume) as run:
-        clients = clients or make_clients(
-            plan, model, loss_fn, datasets, verify=verify, collate_fn=collate_fn
-        )
         by_number = {client.number: client for client in clients}
         for client in clients:
             server.enroll(client.hello())

@@ -44,13 +44,19 @@ class FileRows(StoredRows):
 
     def take(self, rows: Any) -> FileRows:
         """Return some rows, which stay in the file."""
+        numbers = self.numbers
         if isinstance(rows, slice):
-            return replace(self, numbers=self.numbers[rows])
-        rows = np.asarray(rows)
-        if rows.dtype == bool:
-            (rows,) = rows.nonzero()
-        chosen = [self.numbers[row] for row in rows.tolist()]
-        return replace(self, numbers=np.array(chosen, np.int64))
+            return replace(self, numbers=numbers[rows])
+        places = np.asarray(rows)
+        if not isinstance(numbers, range):
+            return replace(self, numbers=numbers[places])
+        # A range is not written out.
+        if places.dtype == bool:
+            (places,) = places.nonzero()
+        if places.size and not -len(numbers) <= places.min() <= places.max() < len(numbers):
+            raise IndexError(f"rows are numbered below {len(numbers)}")
+        places = places.astype(np.int64) % max(1, len(numbers))
+        return replace(self, numbers=numbers.start + numbers.step * places)
 
     def __getitem__(self, rows: Any) -> Tensor:
         """Return some rows: `[width]` for a number, else `[n, width]`."""

@@ -111,9 +111,8 @@ def evaluate(
         labels = _known_labels(batch.to(output.device), output.shape[1])
         right += int((choose_classes(output, threshold) == labels).sum())
         total += int((labels != _NO_CLASS).sum())
-        loss += float(
-            functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_CLASS)
-        )
+        losses = functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_CLASS)
+        loss += float(losses)
     return Judged(right / total, loss / total) if total else NOTHING_KNOWN
 
 
