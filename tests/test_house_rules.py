@@ -14,8 +14,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 312_350,
-    "app": 118_450,
+    "core": 312_750,
+    "app": 118_690,
     "papers": 96_440,
     "benchmarks": 50_800,
 }
