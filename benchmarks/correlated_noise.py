@@ -56,8 +56,8 @@ def measure_error(bands: int, steps: int, numbers: int = NUMBERS) -> float:
     noise, stream = BandedNoise(bands), NoiseStream.secure()
     total, squares = np.zeros(numbers), 0.0
     for step in range(steps):
-        pieces = stream.correlated_pieces(numbers, step, "float32", step + 1, noise)
-        total += np.concatenate(list(pieces))
+        draw = stream.correlated_draw(numbers, step, "float32", step + 1, noise)
+        total += np.concatenate(list(draw))
         squares += float(np.mean(total**2))
     return math.sqrt(squares / steps)
 
@@ -98,7 +98,7 @@ def measure_steps(earlier: int = 600, timed: int = 40) -> dict[str, Any]:
         session = Session(plan, model, optimizer, (images, labels))
         numbers = sum(p.numel() for p in model.parameters())
         for release in range(1 - earlier, 1):
-            session._pipeline.noise.correlated_pieces(
+            session._pipeline.noise.correlated_draw(
                 numbers, 0, "float32", release, BandedNoise(bands)
             )
         loops[bands] = session, session.batches()

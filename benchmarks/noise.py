@@ -42,7 +42,7 @@ def contenders(size: int, device: str) -> dict[str, Any]:
 
     def draw(kind: str) -> None:
         with serial_operations():
-            for _ in stream.pieces(size, 0, kind):
+            for _ in stream.draw(size, 0, kind):
                 pass
 
     def plain(kind: str = "float32") -> Any:

@@ -144,10 +144,15 @@ def _matrix(bands, steps):
     return sum(column[k] * np.eye(steps, k=-k) for k in range(min(bands, steps)))
 
 
-def draw_pieces(stream, release, size, dtype, **settings):
-    bands = BandedNoise(3)
-    pieces = stream.correlated_pieces(size, release, dtype, release + 1, bands, **settings)
-    return [piece.copy() for piece in pieces]
+def draw_numbers(stream, release, size, dtype, threads=1):
+    out = np.empty(size, dtype)
+
+    def use(begin, z):
+        out[begin : begin + len(z)] = z
+
+    draw = stream.correlated_draw(size, release, dtype, release + 1, BandedNoise(3))
+    draw.hand_out(use, threads)
+    return out
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -161,8 +166,7 @@ def test_noise_without_its_cache_is_the_same_to_the_bit(dtype, monkeypatch):
         rows = []
         for release in range(releases):
             prepare(stream, release)
-            pieces = draw_pieces(stream, release, size, dtype, **settings)
-            rows.append(np.concatenate(pieces))
+            rows.append(draw_numbers(stream, release, size, dtype, **settings))
         return np.array(rows)
 
     def drop(stream, release):
@@ -186,7 +190,7 @@ def test_noise_without_its_cache_is_the_same_to_the_bit(dtype, monkeypatch):
     assert np.allclose(w, solve(z.astype(float), coefficients_of_root(3)), atol=1e-6)
     for prepare in (drop, bound, go_back):
         assert np.array_equal(run(prepare), w)
-    assert np.array_equal(run(lambda stream, release: None, workers=2), w)
+    assert np.array_equal(run(lambda stream, release: None, threads=2), w)
 
 
 def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch):
@@ -202,14 +206,14 @@ def test_a_release_that_fails_midway_leaves_the_next_one_right(monkeypatch):
 
     for release in range(6):
         if release == 1:
-            pieces = stream.correlated_pieces(40, release, "float64", release + 1, BandedNoise(3))
-            next(pieces)
+            draw = stream.correlated_draw(40, release, "float64", release + 1, BandedNoise(3))
+            next(iter(draw))
         elif release == 3:
             with monkeypatch.context() as patched, pytest.raises(MemoryError):
                 patched.setattr(Recursion, "advance", fail)
-                draw_pieces(stream, release, 40, "float64")
+                draw_numbers(stream, release, 40, "float64")
         else:
-            found = np.concatenate(draw_pieces(stream, release, 40, "float64"))
+            found = draw_numbers(stream, release, 40, "float64")
             assert np.allclose(found, w[release], atol=1e-12)
 
 
@@ -218,7 +222,7 @@ def test_the_correlation_begins_anew(change: str, monkeypatch) -> None:
     stream = NoiseStream.repeatable(5)
     settings = {"size": 40, "dtype": "float64", "release": 1, "correlation": BandedNoise(3)}
     for release in (1, 2):
-        list(stream.correlated_pieces(**settings | {"release": release}, step=release))
+        list(stream.correlated_draw(**settings | {"release": release}, step=release))
     assert stream.correlated_draws == 2
     settings["release"] = 3
     other = {"a gap": ("release", 4), "size": ("size", 39), "dtype": ("dtype", "float32")}
@@ -227,7 +231,7 @@ def test_the_correlation_begins_anew(change: str, monkeypatch) -> None:
         monkeypatch.setattr(rng._Process, "forks", rng.count_forks() + 1)
     else:
         settings[name] = value
-    (piece,) = stream.correlated_pieces(**settings, step=3)
+    (piece,) = stream.correlated_draw(**settings, step=3)
     z = NoiseStream.repeatable(5).normal(settings["size"], 3, settings["dtype"])
     c_0 = coefficients_of_root(settings["correlation"].bands)[0]
     assert np.allclose(piece, z / c_0, atol=1e-6)
@@ -478,7 +482,7 @@ def test_a_charge_without_a_release_uses_the_turn_up(monkeypatch):
         raise MemoryError("no noise")
 
     with monkeypatch.context() as patched:
-        patched.setattr(NoiseStream, "correlated_pieces", fail)
+        patched.setattr(NoiseStream, "correlated_draw", fail)
         with pytest.raises(MemoryError):
             train(session, 1)
     assert session.ledger.steps == 4

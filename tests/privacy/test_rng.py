@@ -4,6 +4,7 @@
 
 import copy
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -68,13 +69,32 @@ def test_draws_of_a_secure_stream_never_repeat():
             assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
 
 
-def test_a_repeatable_draw_does_not_depend_on_the_number_of_threads():
-    """Two draws are read in turn: a piece is valid until the next of its own draw."""
-    one, three = (
-        NoiseStream.repeatable(4).pieces(12 * CHUNK + 3, 2, workers=workers) for workers in (1, 3)
-    )
-    are_equal = [np.array_equal(*pair) for pair in zip(one, three, strict=True)]
-    assert are_equal == [True] * 13
+@pytest.mark.parametrize("size", [0, 1, 5 * CHUNK, 12 * CHUNK + 3])
+@pytest.mark.parametrize("threads", [1, 3, 40])
+def test_a_draw_that_is_handed_out_is_the_draw_in_order(size, threads):
+    handed = np.full(size, np.nan, np.float32)
+
+    def use(begin, z):
+        assert np.isnan(handed[begin : begin + len(z)]).all()
+        handed[begin : begin + len(z)] = z
+
+    NoiseStream.repeatable(4).draw(size, 2).hand_out(use, threads)
+    assert np.array_equal(handed, NoiseStream.repeatable(4).normal(size, 2))
+
+
+def test_what_fails_in_a_thread_is_raised_when_no_thread_works_any_more():
+    working = set()
+
+    def use(begin, z):
+        working.add(begin)
+        time.sleep(0.01)
+        working.remove(begin)
+        if begin == 3 * CHUNK:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        NoiseStream.secure().draw(12 * CHUNK, 0).hand_out(use, 3)
+    assert not working
 
 
 def test_test_mode_is_a_function_of_seed_and_step():
@@ -154,17 +174,16 @@ def test_no_numbers_are_fine():
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 9 * CHUNK + 3, 40 * CHUNK])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pieces_are_the_draw_in_its_order(size, dtype):
+def test_chunks_are_the_draw_in_its_order(size, dtype):
     whole = NoiseStream.repeatable(4).normal(size, 2, dtype)
-    read = NoiseStream.repeatable(4).pieces(size, 2, dtype, workers=3)
-    pieces = [piece.copy() for piece in read]
-    assert [len(piece) for piece in pieces[:-1]] == [CHUNK] * (len(pieces) - 1)
-    assert np.array_equal(np.concatenate([*pieces, np.zeros(0, dtype)]), whole)
+    chunks = [chunk.copy() for chunk in NoiseStream.repeatable(4).draw(size, 2, dtype)]
+    assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK] * (len(chunks) - 1)
+    assert np.array_equal(np.concatenate([*chunks, np.zeros(0, dtype)]), whole)
 
 
-def test_pieces_are_a_draw_of_their_own():
+def test_each_draw_has_numbers_of_its_own():
     stream = NoiseStream.secure()
-    first, second = stream.pieces(5, 0), stream.pieces(5, 0)
-    assert not set(next(second)) & set(next(first)) and stream._draws == 2
+    first, second = stream.draw(5, 0), stream.draw(5, 0)
+    assert not set(next(iter(second))) & set(next(iter(first))) and stream._draws == 2
     with pytest.raises(ValueError, match="size and step"):
-        stream.pieces(-1, 0)
+        stream.draw(-1, 0)

@@ -19,7 +19,7 @@ DRAWS = {
     "normal, float32": lambda stream, step: stream.normal(8, step),
     "normal, float64": lambda stream, step: stream.normal(8, step, np.float64),
     "normal, two chunks": lambda stream, step: stream.normal(CHUNK + 8, step),
-    "pieces": lambda stream, step: np.concatenate(list(stream.pieces(8, step))),
+    "chunks": lambda stream, step: np.concatenate(list(stream.draw(8, step))),
     "batch": lambda stream, step: stream.generator(step).random(8),
     "shuffled epoch": lambda stream, step: stream.generator(3 * step, steps_per_draw=3).random(8),
 }

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -385,19 +385,18 @@ class _Pieces:
 
     Attributes:
         numbers: of the draw.
-        pieces: makes the draw, from its type, threads and what uses each piece.
+        draw: makes the draw, from its type, what uses each piece, and the most threads.
     """
 
     numbers: int
-    pieces: Callable[[str, int, Use], Iterator[Any]]
+    draw: Callable[[str, Use, int], None]
 
     def hand_out(self, dtype: torch.dtype, use: Callable[[int, Tensor], None]) -> None:
         """Call a function, in several threads, with the place and the numbers of each piece."""
-        workers = torch.get_num_threads()
+        threads = torch.get_num_threads()
         kind = str(dtype).removeprefix("torch.")
         with serial_operations():
-            for _ in self.pieces(kind, workers, lambda start, z: use(start, torch.from_numpy(z))):
-                pass
+            self.draw(kind, lambda start, z: use(start, torch.from_numpy(z)), threads)
 
     def __call__(self, size: int, dtype: torch.dtype) -> Tensor:
         """Return the first numbers `[size]` of the draw."""
@@ -418,13 +417,13 @@ def _choose_source(noise: NoiseStream, step: int, device: torch.device, numbers:
     own generator, seeded with the step.
     """
 
-    def draw_pieces(kind: str, workers: int, use: Use) -> Iterator[Any]:
+    def draw(kind: str, use: Use, threads: int) -> None:
         if numbers > CHUNK:
-            return noise.pieces(numbers, step, kind, workers, use)
-        use(0, noise.normal(numbers, step, kind))
-        return iter(())
+            noise.draw(numbers, step, kind).hand_out(use, threads)
+        else:
+            use(0, noise.normal(numbers, step, kind))
 
-    from_stream = _Pieces(numbers, draw_pieces)
+    from_stream = _Pieces(numbers, draw)
     if device.type == "cpu":
         return from_stream
     generator = None
@@ -454,10 +453,11 @@ def _correlate(
 ) -> Normal:
     """Return a source of noise that is correlated with earlier releases, drawn on the CPU."""
 
-    def draw_pieces(kind: str, workers: int, use: Use) -> Iterator[Any]:
-        return noise.correlated_pieces(numbers, step, kind, release, correlation, workers, use)
+    def draw(kind: str, use: Use, threads: int) -> None:
+        correlated = noise.correlated_draw(numbers, step, kind, release, correlation)
+        correlated.hand_out(use, threads)
 
-    from_stream = _Pieces(numbers, draw_pieces)
+    from_stream = _Pieces(numbers, draw)
     if device.type == "cpu":
         return from_stream
     return lambda size, dtype: from_stream(size, dtype).to(device)

@@ -21,9 +21,10 @@ import hashlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -158,8 +159,78 @@ class _Stream:
         self.__reduce__()
 
 
+# A thread that makes fewer chunks than this costs more than it saves.
+_LEAST_CHUNKS = 4
+_MOST_THREADS = 8
+
+
+@cache
+def _start_threads(forks: int) -> ThreadPoolExecutor:
+    """Return the threads that draw noise, which stay: each has memory in which it makes chunks.
+
+    Args:
+        forks: the present number; a forked process has none of the threads of its parent.
+    """
+    return ThreadPoolExecutor(_MOST_THREADS - 1, f"dpkfc-noise-{forks}")
+
+
 Use = Callable[[int, NDArray[Any]], None]
 """Takes the place of a chunk in its draw, and its numbers."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The numbers of one draw, by chunks that are made when they are asked for.
+
+    The numbers of a large model therefore never lie in memory all at once.
+
+    Attributes:
+        size: count of numbers.
+        dtype: "float32" or "float64".
+        fill: makes a chunk in memory of its length, from its number.
+    """
+
+    size: int
+    dtype: str
+    fill: Callable[[NDArray[Any], int], None]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Yield the chunks in order; each is valid until the next one is asked for."""
+        # It imports torch, which accounting alone does without.
+        from dpkfc.privacy.normal_numbers import make_aligned
+
+        whole = make_aligned(min(self.size, CHUNK), self.dtype)
+        for chunk, begin in enumerate(range(0, self.size, CHUNK)):
+            out = whole[: self.size - begin]
+            self.fill(out, chunk)
+            yield out
+
+    def hand_out(self, use: Use, threads: int) -> None:
+        """Call a function with the place of each chunk in the draw, and its numbers.
+
+        Args:
+            use: is called in the thread that has made the chunk, which is valid until it returns.
+            threads: the most that work at a time; they change no number.
+        """
+        from dpkfc.privacy.normal_numbers import CHUNKS
+
+        begins = range(0, self.size, CHUNK)
+        waiting = iter(enumerate(begins))
+
+        def work() -> None:
+            for chunk, begin in waiting:
+                out = CHUNKS.take(min(CHUNK, self.size - begin), self.dtype)
+                self.fill(out, chunk)
+                use(begin, out)
+
+        others = min(threads, _MOST_THREADS, len(begins) // _LEAST_CHUNKS) - 1
+        working = [_start_threads(count_forks()).submit(work) for _ in range(others)]
+        try:
+            work()
+        finally:
+            wait(working)
+        for thread in working:
+            thread.result()
 
 
 class NoiseStream(_Stream):
@@ -201,50 +272,21 @@ class NoiseStream(_Stream):
             _fill_chunk(out[begin : begin + CHUNK], key, draw, chunk)
         return out
 
-    def pieces(
-        self,
-        size: int,
-        step: int,
-        dtype: DTypeLike = np.float32,
-        workers: int = 1,
-        use: Use | None = None,
-    ) -> Iterator[NDArray[Any]]:
-        """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
-
-        The numbers of a large model therefore never lie in memory all at once. A chunk is valid
-        until the next one is asked for.
-
-        Args:
-            size: as of `normal`.
-            step: as of `normal`.
-            dtype: as of `normal`.
-            workers: threads that may work on a large draw; they change no number.
-            use: is called with each chunk in the thread that has made it, before it is yielded.
-                The chunk is valid until `use` returns, and where it lies in the draw comes first.
+    def draw(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Draw:
+        """Return the draw that `normal` would make, whose numbers are not yet made.
 
         Raises:
             ValueError: a negative size or step.
         """
         key, draw = self._next_draw(size, step)
-        return _iterate_chunks(
-            size,
-            dtype,
-            lambda out, chunk: _fill_chunk(out, key, draw, chunk),
-            workers,
-            use,
+        return Draw(
+            size, np.dtype(dtype).name, lambda out, chunk: _fill_chunk(out, key, draw, chunk)
         )
 
-    def correlated_pieces(
-        self,
-        size: int,
-        step: int,
-        dtype: DTypeLike,
-        release: int,
-        correlation: BandedNoise,
-        workers: int = 1,
-        use: Use | None = None,
-    ) -> Iterator[NDArray[Any]]:
-        """Yield the next w = C⁻¹ z by chunks, with a new draw z.
+    def correlated_draw(
+        self, size: int, step: int, dtype: DTypeLike, release: int, correlation: BandedNoise
+    ) -> Draw:
+        """Return the next w = C⁻¹ z, with a new draw z.
 
         The last vectors of w stay in memory, `bands` − 1 times the numbers of a release. A chunk
         whose vectors are not there, or beyond `most_kept_bytes`, is made of the draws of all
@@ -260,8 +302,6 @@ class NoiseStream(_Stream):
             dtype: float32 or float64.
             release: number of the release in the ledger.
             correlation: of the run.
-            workers: as of `pieces`.
-            use: as of `pieces`.
 
         Raises:
             ValueError: a negative size or step.
@@ -288,7 +328,7 @@ class NoiseStream(_Stream):
             if chunk < kept_chunks:
                 recursions[chunk] = recursion
 
-        return _iterate_chunks(size, dtype, fill, workers, use)
+        return Draw(size, np.dtype(dtype).name, fill)
 
     @property
     def correlated_draws(self) -> int:
@@ -319,56 +359,6 @@ class NoiseStream(_Stream):
         words = _test_words(1, self._seed, "device", step)
         seed = int(words[0])
         return seed >> 1
-
-
-# A thread that makes fewer chunks than this costs more than it saves.
-_LEAST_CHUNKS = 4
-_MOST_WORKERS = 8
-
-
-def _iterate_chunks(
-    size: int,
-    dtype: DTypeLike,
-    fill: Callable[[NDArray[Any], int], None],
-    workers: int,
-    use: Use | None = None,
-) -> Iterator[NDArray[Any]]:
-    """Yield the chunks of a draw in order; threads make some chunks in advance.
-
-    Args:
-        size: count of numbers.
-        dtype: of them.
-        fill: makes a chunk in memory of its length, from its number.
-        workers: the most threads, if the draw is large enough.
-        use: as of `NoiseStream.pieces`.
-    """
-    # It imports torch, which accounting alone does without.
-    from dpkfc.privacy.normal_numbers import CHUNKS, make_aligned
-
-    kind = np.dtype(dtype).name
-    lengths = [min(CHUNK, size - begin) for begin in range(0, size, CHUNK)]
-    workers = min(workers, _MOST_WORKERS, len(lengths) // _LEAST_CHUNKS)
-
-    def make(out: NDArray[Any], chunk: int) -> NDArray[Any]:
-        fill(out, chunk)
-        if use is not None:
-            use(chunk * CHUNK, out)
-        return out
-
-    if workers <= 1:
-        whole = make_aligned(min(size, CHUNK), kind)
-        for chunk, length in enumerate(lengths):
-            yield make(whole[:length], chunk)
-        return
-    take = make_aligned if use is None else CHUNKS.take
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        pending = deque[Any]()
-        for chunk, length in enumerate(lengths):
-            pending.append(pool.submit(lambda n, i: make(take(n, kind), i), length, chunk))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
 
 
 class _Cipher(threading.local):
