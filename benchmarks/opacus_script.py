@@ -11,17 +11,14 @@ Figures are medians over rounds, of processor time. Opacus comes with `pip insta
 
 from __future__ import annotations
 
-import gc
-import random
-import statistics
 import sys
-import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import RESULTS, compare_pairs, judged, markdown, measure_once
+from common import RESULTS, judged, markdown, measure_once
+from rounds import compare_steps
 
 OUTPUT = RESULTS / "opacus_script.json"
 GOALS = {64: 0.8, 256: 0.6}
@@ -97,19 +94,11 @@ def measure(options: Namespace) -> dict[str, Any]:
 
 def measure_size(batch_size: int, rounds: int) -> dict[str, Any]:
     """Return the figures of all contenders at one batch size."""
-    live = {name: make_step(name, batch_size) for name in NAMES}
-    taken: dict[str, list[float]] = {name: [] for name in NAMES}
-    order = random.Random(0)
-    for number in range(rounds + WARMUP):
-        for name in order.sample(NAMES, len(NAMES)):
-            begun = time.process_time()
-            live[name]()
-            if number >= WARMUP:
-                taken[name].append(time.process_time() - begun)
-        gc.collect()
-    milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in taken.items()}
-    ratios = {other: compare_pairs(taken["dpkfc"], taken[other]) for other in ("opacus", "plain")}
-    return {"ms": milliseconds, "ratios": ratios}
+    from contenders import Contender
+
+    live = {name: Contender(step=make_step(name, batch_size)) for name in NAMES}
+    pairs = {"opacus": ("dpkfc", "opacus"), "plain": ("dpkfc", "plain")}
+    return compare_steps(live, rounds, WARMUP, pairs)
 
 
 def table(results: dict[str, Any]) -> str:

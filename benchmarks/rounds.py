@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import gc
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from common import compare_pairs
 
 T = TypeVar("T")
 
@@ -41,3 +44,18 @@ def take_rounds(
         contender.close()
     gc.unfreeze()
     return found
+
+
+def compare_steps(
+    live: Mapping[str, Any], rounds: int, warmup: int, pairs: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    """Return median milliseconds of processor time of each contender, and ratios of pairs."""
+    from contenders import time_call
+
+    taken = take_rounds(live, rounds, lambda own: time_call(own.step)[1], warmup)
+    seconds = {name: list(found.values()) for name, found in taken.items()}
+    milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in seconds.items()}
+    ratios = {
+        name: compare_pairs(seconds[top], seconds[bottom]) for name, (top, bottom) in pairs.items()
+    }
+    return {"ms": milliseconds, "ratios": ratios}

@@ -13,13 +13,9 @@ Contenders take turns; figures are medians over rounds, of processor time.
 
 from __future__ import annotations
 
-import gc
 import os
-import random
-import statistics
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from importlib.metadata import version
@@ -28,19 +24,24 @@ from typing import Any
 
 import numpy as np
 
-from common import RESULTS, compare_pairs, judged, markdown, measure_once
+from common import RESULTS, judged, markdown, measure_once
+from rounds import compare_steps
 
 OUTPUT = RESULTS / "speed_peers.json"
 NAMES = ("plain", "dpkfc", "opake", "jax_privacy")
+# What is compared with what, by the first of the two.
+PAIRS = {
+    "dpkfc": ("dpkfc", "plain"),
+    "opake": ("opake", "dpkfc"),
+    "jax_privacy": ("jax_privacy", "dpkfc"),
+}
 PACKAGES = ("opake", "jax-privacy", "jax", "torch")
 # Model to examples at once in the peers: gradients of 512 single examples of the MLP fill 4 GB.
 MODELS: dict[str, int | None] = {"mnist-cnn": None, "mlp": 64}
 WARMUP, ROUNDS = 1, 5
 
-Step = Callable[[], Any]
 
-
-def make_jax(setting: Any, name: str) -> Step:
+def make_jax(setting: Any, name: str) -> Callable[[], None]:
     """Return a step of jax_privacy under `jax.jit`."""
     import jax
     import jax.numpy as jnp
@@ -107,34 +108,20 @@ def measure(options: Namespace) -> dict[str, Any]:
 
 def measure_model(name: str, rounds: int) -> dict[str, Any]:
     """Return the figures of all contenders for one model."""
-    from contenders import dp_sgd, opake, plain, setting_for
+    from contenders import Contender, dp_sgd, opake, plain, setting_for
     from models import cases
 
     case = cases()[name]
     with tempfile.TemporaryDirectory() as folder:
         setting = setting_for(case, Path(folder))
-        session = dp_sgd(setting)
-        live: dict[str, Step] = {
-            "plain": plain(setting).step,
-            "dpkfc": session.step,
-            "opake": opake(setting, MODELS[name]).step,
-            "jax_privacy": make_jax(setting, name),
+        live = {
+            "plain": plain(setting),
+            "dpkfc": dp_sgd(setting),
+            "opake": opake(setting, MODELS[name]),
+            "jax_privacy": Contender(step=make_jax(setting, name)),
         }
-        taken: dict[str, list[float]] = {name: [] for name in NAMES}
-        order = random.Random(0)
-        for number in range(rounds + WARMUP):
-            for contender in order.sample(NAMES, len(NAMES)):
-                begun = time.process_time()
-                live[contender]()
-                if number >= WARMUP:
-                    taken[contender].append(time.process_time() - begun)
-            gc.collect()
-        session.close()
-    milliseconds = {name: round(1e3 * statistics.median(x), 2) for name, x in taken.items()}
-    pairs = [("dpkfc", "plain"), ("opake", "dpkfc"), ("jax_privacy", "dpkfc")]
-    ratios = {top: compare_pairs(taken[top], taken[bottom]) for top, bottom in pairs}
-    title = f"{case.title} ({case.batch_size})"
-    return {"title": title, "ms": milliseconds, "ratios": ratios}
+        found = compare_steps(live, rounds, WARMUP, PAIRS)
+    return {"title": f"{case.title} ({case.batch_size})", **found}
 
 
 def table(results: dict[str, Any]) -> str:
