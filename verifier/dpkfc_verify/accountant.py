@@ -52,7 +52,8 @@ def read_releases(charges: Charges, larger: int = 0) -> Releases:
         Unchecked: an event that is not made of Poisson sampling and Gaussian noise.
     """
     counts: Counter[Release] = Counter()
-    precision, left = 0.0, list(charges)
+    precision = 0.0
+    left = list(charges)
     while left:
         event, count = left.pop()
         kind = event.get("type")
@@ -75,29 +76,37 @@ def read_releases(charges: Charges, larger: int = 0) -> Releases:
 
 
 def _read_event(event: Mapping[str, Any], larger: int) -> Release:
-    kind, rate, inner = event.get("type"), event.get("sampling_probability", 1.0), event
-    if kind == "PoissonSampledDpEvent":
-        inner = event["event"]
+    kind = event.get("type")
+    rate = event.get("sampling_probability", 1.0)
+    inner = event["event"] if kind == "PoissonSampledDpEvent" else event
     is_gaussian = inner.get("type") in ("GaussianDpEvent", "NonPrivateDpEvent")
     if not (is_gaussian or kind == "TruncatedSubsampledGaussianDpEvent") or not 0 < rate <= 1:
         raise Unchecked(f"its integral does not cover releases of the kind {str(kind)[:50]}")
-    noise, full, replaces = float(inner.get("noise_multiplier", 0.0)), 0.0, 0.0
+    noise = float(inner.get("noise_multiplier", 0.0))
+    full = 0.0
+    replaces = 0.0
     if not is_gaussian:
         # At most B units: a batch with room, or a full one in which the unit replaces another one,
         # at twice the distance (Ganesh 2025, arXiv 2508.15089).
-        size, most = int(event["dataset_size"]) + larger, int(event["truncated_batch_size"])
-        full = float(special.bdtrc(most - 1, size - 1, rate)) if most < size else 0.0
+        size = int(event["dataset_size"]) + larger
+        most = int(event["truncated_batch_size"])
+        if most < size:
+            full = float(special.bdtrc(most - 1, size - 1, rate))
         if full:
-            replaces = min(1.0, float(special.bdtrc(most, size, rate)) * most / size / full)
+            is_cut = float(special.bdtrc(most, size, rate))
+            replaces = min(1.0, is_cut * most / size / full)
     parts = ((1 - full, float(rate), noise), (full, replaces, noise / 2))
     return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
 
 
 def _read_directions(charges: Charges) -> Iterator[tuple[Releases, int]]:
     """Yield the releases and a sign for each pair of neighbours that has to be looked at."""
-    smaller, larger = (read_releases(charges, more) for more in (0, 1))
+    smaller = read_releases(charges, 0)
+    larger = read_releases(charges, 1)
     for releases in (smaller,) if smaller == larger else (smaller, larger):
-        yield from ((releases, sign) for sign in (1, -1) if releases)
+        if releases:
+            yield releases, 1
+            yield releases, -1
 
 
 def epsilon(charges: Charges, delta: float) -> float:
@@ -126,15 +135,21 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
     for releases, sign in _read_directions(charges):
         # A large tilt would drown δ near ε = 0 in its allowance for rounding.
         composed = Composition(releases, 0.05, sign, 1 << 12, most=0.0)
-        deltas = np.maximum(deltas, np.exp([min(0.0, composed.log_delta(e)) for e in epsilons]))
-    found = np.minimum(deltas + np.exp(epsilons) * 0.01, 1 - np.exp(-epsilons) * (0.99 - deltas))
+        logs = [min(0.0, composed.log_delta(e)) for e in epsilons]
+        deltas = np.maximum(deltas, np.exp(logs))
+    # Each pair (ε, δ) is two bounds of every attack (Kairouz, Oh and Viswanath 2015).
+    by_alarms = deltas + np.exp(epsilons) * 0.01
+    by_misses = 1 - np.exp(-epsilons) * (0.99 - deltas)
+    found = np.minimum(by_alarms, by_misses)
     return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
 
 
 def round_up(value: float) -> str:
     """Return a number with four decimals, rounded up."""
     units = round(value * 10_000)
-    return f"{(units if units / 10_000 >= value else math.ceil(value * 10_000)) / 10_000:.4f}"
+    if units / 10_000 < value:
+        units = math.ceil(value * 10_000)
+    return f"{units / 10_000:.4f}"
 
 
 def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:
@@ -170,10 +185,14 @@ class Composition:
     def __init__(
         self, releases: Releases, delta: float, sign: int, points: int = 1 << 18, most: float = 12
     ) -> None:
-        self.releases, self.delta, self.sign, self.points = releases, delta, sign, points
+        self.releases = releases
+        self.delta = delta
+        self.sign = sign
+        self.points = points
         self._atoms = [(n, *_sample_losses(release, sign)) for release, n in releases.items()]
         best = optimize.minimize_scalar(self._exceed, bounds=(-14, most), method="bounded")
-        self.tilt, self.bound = math.exp(float(best.x)), max(float(best.fun), 0.0)
+        self.tilt = math.exp(float(best.x))
+        self.bound = max(float(best.fun), 0.0)
 
     def _cumulant(self, tilt: float) -> float:
         """Return log E exp(tilt · loss), by the trapezoidal rule."""
@@ -183,40 +202,59 @@ class Composition:
     def _exceed(self, log_tilt: float, share: float = 1.0) -> float:
         """Return a loss that is exceeded with probability share · δ at most (Chernoff)."""
         log_probability = math.log(share * self.delta)
-        return (self._cumulant(math.exp(log_tilt)) - log_probability) / math.exp(log_tilt)
+        tilt = math.exp(log_tilt)
+        return (self._cumulant(tilt) - log_probability) / tilt
 
     @functools.cached_property
     def _grid(self) -> tuple[float, int, Floats, float, float]:
         """Interval, first multiple, weights, log of their scale, share of infinite losses."""
-        tilt, number = self.tilt, sum(self.releases.values())
-        here, shifts = self._cumulant(tilt), tilt * np.exp(np.linspace(-6, 3, 37))
-        top = min(self._exceed(math.log(tilt) + x, _CUT) for x in np.linspace(-2, 4, 37))
-        top = max(top, min((self._cumulant(tilt + s) - here - _WRAP) / s for s in shifts))
-        bottom = max((here - self._cumulant(tilt - s) + _WRAP) / s for s in shifts)
-        width = max(top - bottom, 1e-6 * (1 + abs(top)))
-        # The grid adds about number · (1 + tilt) · h² / 8 to ε.
-        h = math.sqrt(8 * _TOLERANCE * max(1.0, self.bound / 10) / (number * (1 + tilt)))
-        span = max(float(np.ptp(loss)) for _, loss, _ in self._atoms)
-        h = max(min(h, width / self.points), max(width, span) / _POINTS)
+        tilt = self.tilt
+        lower_end, width = self._range()
+        h = self._interval(width)
         points = fft.next_fast_len(math.ceil(width / h) + 2, real=True)
         spectrum = np.ones(points // 2 + 1, np.complex128)
-        place, log_scale, infinite = 0, 0.0, _CUT * self.delta
+        place = 0
+        log_scale = 0.0
+        infinite = _CUT * self.delta
         for release, count in self.releases.items():
             moved = [move_to_grid(part, self.sign, h) for part in release]
-            places, mass = (np.concatenate(x) for x in list(zip(*moved, strict=True))[:2])
+            places = np.concatenate([places for places, _, _ in moved])
+            mass = np.concatenate([mass for _, mass, _ in moved])
             exponents = tilt * h * places
             scale = float(special.logsumexp(exponents, b=mass))
             with np.errstate(divide="ignore"):
                 weighted = np.exp(exponents - scale + np.log(mass))
             # Around its middle, the phase of a power is small.
             middle = round(float(weighted @ places))
-            spectrum *= fft.rfft(np.bincount((places - middle) % points, weighted, points)) ** count
+            on_grid = np.bincount((places - middle) % points, weighted, points)
+            spectrum *= fft.rfft(on_grid) ** count
             place += count * middle
             log_scale += count * scale
             infinite += count * sum(lost for _, _, lost in moved)
-        lowest = math.floor((top - width) / h)
-        weights = np.roll(np.maximum(fft.irfft(spectrum, points), 0.0), (place - lowest) % points)
-        return h, lowest, weights, log_scale, infinite
+        lowest = math.floor(lower_end / h)
+        weights = np.maximum(fft.irfft(spectrum, points), 0.0)
+        return h, lowest, np.roll(weights, (place - lowest) % points), log_scale, infinite
+
+    def _range(self) -> tuple[float, float]:
+        """Return lower end and width of a grid, beyond which little of the weighted mass lies."""
+        tilt = self.tilt
+        here = self._cumulant(tilt)
+        shifts = tilt * np.exp(np.linspace(-6, 3, 37))
+        by_delta = min(self._exceed(math.log(tilt) + x, _CUT) for x in np.linspace(-2, 4, 37))
+        by_mass = min((self._cumulant(tilt + s) - here - _WRAP) / s for s in shifts)
+        top = max(by_delta, by_mass)
+        bottom = max((here - self._cumulant(tilt - s) + _WRAP) / s for s in shifts)
+        width = max(top - bottom, 1e-6 * (1 + abs(top)))
+        return top - width, width
+
+    def _interval(self, width: float) -> float:
+        """Return the distance h of the points of a grid."""
+        number = sum(self.releases.values())
+        # The grid adds about number · (1 + tilt) · h² / 8 to ε.
+        allowed = _TOLERANCE * max(1.0, self.bound / 10)
+        h = math.sqrt(8 * allowed / (number * (1 + self.tilt)))
+        span = max(float(np.ptp(loss)) for _, loss, _ in self._atoms)
+        return max(min(h, width / self.points), max(width, span) / _POINTS)
 
     def log_delta(self, epsilon: float) -> float:
         """Return an upper bound of log δ(ε)."""
@@ -224,7 +262,8 @@ class Composition:
         begin = max(0, math.floor(epsilon / h) + 1 - lowest)
         weights = weights[begin : begin + math.ceil(45 / (self.tilt * h)) + 2]
         away = h * (lowest + begin + np.arange(weights.size)) - epsilon
-        tail = float((-np.expm1(-away) * np.exp(-self.tilt * away)) @ weights)
+        shares = -np.expm1(-away) * np.exp(-self.tilt * away)
+        tail = float(shares @ weights)
         log_tail = math.log(tail + _ROUNDING * (1 + weights.size))
         return float(np.logaddexp(log_scale - self.tilt * epsilon + log_tail, math.log(infinite)))
 
@@ -259,7 +298,8 @@ def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Fl
     Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """
     share, rate, noise = part
-    low, high = _loss(np.array([-_FAR * noise, 1 + _FAR * noise]), rate, noise)
+    ends = np.array([-_FAR * noise, 1 + _FAR * noise])
+    low, high = _loss(ends, rate, noise)
     places = np.arange(math.floor(low / h), math.ceil(high / h) + 1)
     with np.errstate(divide="ignore"):
         # Where each loss is, by exp(loss) - (1 - q); below the smallest one there is nothing.
@@ -268,14 +308,18 @@ def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Fl
     other, *absent = _masses(x / noise)
     shifted, *present = _masses((x - 1) / noise)
     mass = rate * shifted + (1 - rate) * other
-    end, beyond = (rate * a + (1 - rate) * b for a, b in zip(present, absent, strict=True))
+    end = rate * present[0] + (1 - rate) * absent[0]
+    beyond = rate * present[1] + (1 - rate) * absent[1]
     if sign == -1:
-        places, mass, other = -places[::-1], other[::-1], mass[::-1]
+        places = -places[::-1]
+        mass, other = other[::-1], mass[::-1]
         beyond, end = absent
     # Far out all of it moves up, which is an upper bound too.
     start = np.exp(np.minimum(h * places[:-1], _EXPONENT))
     up = np.clip((mass - start * other) / -math.expm1(-h), 0.0, mass)
-    return places, share * (np.append(mass - up, 0.0) + np.insert(up, 0, end)), share * beyond
+    at_lower_end = np.append(mass - up, 0.0)
+    at_upper_end = np.insert(up, 0, end)
+    return places, share * (at_lower_end + at_upper_end), share * beyond
 
 
 def _masses(x: Floats) -> tuple[Floats, float, float]:
