@@ -16,7 +16,7 @@ from dpkfc.app.tuning.study_progress import Task
 from dpkfc.app.tuning.trials import SEED, Trials
 from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc_papers.store import Store, best_trials, winners_tests
-from dpkfc_papers.studies.harness import interval, markdown
+from dpkfc_papers.studies.harness import markdown, seeds_cell
 
 OTHER = {
     "mnist-cnn": "fashion-mnist-cnn",
@@ -343,7 +343,7 @@ def table(
             arm.label,
             f"{len(trials)} ({pruned} pruned)",
             percent(best["accuracy"]) if best else "–",
-            *(_score_cell(scores[epsilon]) for epsilon in epsilons),
+            *(seeds_cell(scores[epsilon]) for epsilon in epsilons),
             settings_text(chosen),
         ]
         lines.append(cells)
@@ -352,8 +352,3 @@ def table(
 
 def _scores(tests: Iterable[Mapping[str, Any]], epsilon: float) -> Sequence[float]:
     return [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
-
-
-def _score_cell(scores: Sequence[float]) -> str:
-    """Return the mean with its 95 % interval in percent, and the number of tests."""
-    return f"{interval(scores)} ({len(scores)})" if scores else "–"

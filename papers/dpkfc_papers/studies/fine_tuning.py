@@ -39,7 +39,7 @@ from dpkfc.features.layer_means import scale_means
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc_papers.minilm import minilm_classifier
-from dpkfc_papers.studies.harness import RESULTS, markdown
+from dpkfc_papers.studies.harness import RESULTS, markdown, seeds_cell
 from dpkfc_papers.studies.language import (
     DELTA,
     TASKS,
@@ -55,7 +55,6 @@ from dpkfc_papers.studies.rows import (
     Stopwatch,
     median_gradient_norm,
     run_rows,
-    seeds_cell,
 )
 
 PATH = RESULTS / "fine_tuning.json"

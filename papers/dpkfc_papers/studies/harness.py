@@ -210,16 +210,13 @@ def compare_means(above: Sequence[float], below: Sequence[float]) -> tuple[float
     """Difference of the means, and half of its 95 % interval (Welch's t, since three seeds say
     little about a variance).
     """
-    from scipy.stats import t
+    from scipy.stats import ttest_ind
 
-    parts = [statistics.variance(values) / len(values) for values in (above, below)]
-    gain, spread = statistics.mean(above) - statistics.mean(below), sum(parts)
-    if spread == 0:
+    gain = statistics.mean(above) - statistics.mean(below)
+    if len(set(above)) == len(set(below)) == 1:
         return gain, 0.0
-    freedom = spread**2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (above, below), strict=True)
-    )
-    return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
+    low, high = ttest_ind(above, below, equal_var=False).confidence_interval()
+    return gain, float(high - low) / 2
 
 
 def interval(values: Sequence[float]) -> str:
@@ -228,6 +225,11 @@ def interval(values: Sequence[float]) -> str:
         return "–"
     half = f"\u00a0±\u00a0{half_interval(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{half}"
+
+
+def seeds_cell(values: Sequence[float]) -> str:
+    """A mean with its interval and the number of seeds; a dash without values."""
+    return f"{interval(values)} ({len(values)})" if values else "–"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:

@@ -13,7 +13,6 @@ methods that need long runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dpkfc_papers.store import hash_values
 from dpkfc_papers.studies import harness
 
 PATH = harness.RESULTS / "methods.json"
@@ -134,10 +134,6 @@ def settings_of(chosen: dict[str, Any], seed: int, evaluate_on: str) -> dict[str
     }
 
 
-def key(settings: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     """Markdown: accuracy on the test set, mean and 95 % interval, and the rate that
     validation chose.
@@ -188,16 +184,16 @@ def main() -> None:
 
     def all_of(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for settings in trials:
-            if key(settings) in results["runs"]:
+            if hash_values(settings) in results["runs"]:
                 continue
-            run = results["runs"][key(settings)] = train_once(settings)
+            run = results["runs"][hash_values(settings)] = train_once(settings)
             PATH.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
             print(
                 f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g}"
                 f" {run['accuracy']:.3f}",
                 flush=True,
             )
-        return [results["runs"][key(settings)] for settings in trials]
+        return [results["runs"][hash_values(settings)] for settings in trials]
 
     sgd_rate = 0.0
     for method in ["dp-sgd", *[name for name in options.only if name != "dp-sgd"]]:

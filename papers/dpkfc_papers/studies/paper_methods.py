@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from dpkfc import KFAC, AdamBC, DiSK, Plan, PrivacyConfig, PublicData, Session
 from dpkfc.app.models import build_seeded
-from dpkfc_papers.studies.harness import markdown
+from dpkfc_papers.studies.harness import markdown, seeds_cell
 from dpkfc_papers.studies.language import DELTA
-from dpkfc_papers.studies.rows import RowFile, Stopwatch, median_gradient_norm, seeds_cell
+from dpkfc_papers.studies.rows import RowFile, Stopwatch, median_gradient_norm
 
 EPSILONS, SEEDS = (1.0, 8.0), 5
 TUNED_AT, TUNING_SEED = 1.0, 100

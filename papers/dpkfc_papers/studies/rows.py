@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from dpkfc_papers.studies.harness import (
     hardware,
-    interval,
     load_average,
     make_parser,
     now,
@@ -76,11 +75,6 @@ class Stopwatch:
             "seconds": time.monotonic() - self._start,
             "processor_seconds": time.process_time() - self._processor,
         }
-
-
-def seeds_cell(values: Sequence[float]) -> str:
-    """Return a mean with its interval and the number of seeds; a dash without values."""
-    return f"{interval(values)} ({len(values)})" if values else "–"
 
 
 def median_gradient_norm(
