@@ -13,7 +13,7 @@ from torch import nn
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
 from dpkfc.federated.party import PartyModel
 from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.sums import accumulation_dtype, total_norm, zero_sums
+from dpkfc.federated.sums import total_norm, zero_sums
 from dpkfc.gradients.autograd_graph import gradient_of
 from dpkfc.gradients.clip import Clip, clip_factors
 from dpkfc.gradients.clipped_sum import GradientMode, clipped_sum
@@ -22,6 +22,7 @@ from dpkfc.gradients.loss_function import LossFn
 from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import own_pass
+from dpkfc.linalg.blocks import raise_precision
 from dpkfc.public_rows.template import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.tensors import NamedTensors, Tensors
@@ -211,7 +212,7 @@ class LocalModel(PartyModel):
 def clip_as_one(tensors: NamedTensors, max_grad_norm: float) -> Tensors:
     """Clip a whole contribution to norm C; return zeros for a contribution that is not finite."""
     # A product in 16 bits could exceed C.
-    tensors = {name: x.to(accumulation_dtype(x)) for name, x in tensors.items()}
+    tensors = {name: raise_precision(x) for name, x in tensors.items()}
     norm = torch.tensor([total_norm(tensors) * _ROUNDING], dtype=torch.float64)
     factor = float(clip_factors(norm, max_grad_norm)[0])
     if factor == 0:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc._errors import first_line
+from dpkfc.linalg.blocks import raise_precision
 from dpkfc.memory import is_out_of_memory
 
 LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -33,7 +34,7 @@ def per_example_cross_entropy(
     """
     n = logits.shape[0]
     losses = F.cross_entropy(
-        _widen(logits).reshape(-1, logits.shape[-1]),
+        raise_precision(logits).reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         ignore_index=IGNORED,
         reduction="none",
@@ -41,11 +42,6 @@ def per_example_cross_entropy(
     )
     counted = (labels != IGNORED).reshape(n, -1).sum(1).clamp(min=1)
     return losses.reshape(n, -1).sum(1) / counted
-
-
-def _widen(logits: Tensor) -> Tensor:
-    """Return logits in float32 or wider."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class ModelLoss:
@@ -97,7 +93,7 @@ class ModelLoss:
                 " leave it out or pass per_example_loss="
             )
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
-            wide = _widen(logits)
+            wide = raise_precision(logits)
             targets = labels.reshape(logits.shape).to(wide)
             if logits.shape[1] == 1:  # regression, otherwise several yes-or-no labels
                 return (wide - targets).square().mean(1)

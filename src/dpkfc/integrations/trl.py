@@ -34,6 +34,7 @@ from dpkfc.data.loading import Collate
 from dpkfc.integrations._hf_checks import check_kind
 from dpkfc.integrations._hf_loss import LossFn
 from dpkfc.integrations.huggingface import PrivateTrainer
+from dpkfc.linalg.blocks import raise_precision
 
 _UNIT = "unit"
 _ROWS = ["input_ids", "labels"]
@@ -313,7 +314,7 @@ class PairLoss:
         logits = model(
             input_ids=ids.flatten(0, 1), attention_mask=inputs["attention_mask"].flatten(0, 1)
         ).logits
-        wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+        wide = raise_precision(logits[:, :-1])
         labels = ids[..., 1:].flatten(0, 1)
         losses = F.cross_entropy(wide.transpose(1, 2), labels, reduction="none")
         logps = -(losses.unflatten(0, ids.shape[:2]) * mask).sum(2)

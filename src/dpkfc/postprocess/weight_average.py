@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpkfc._checks import check_in_range
+from dpkfc.linalg.blocks import raise_precision
 from dpkfc.tensors import NamedTensors, Tensors
 
 
@@ -72,7 +72,9 @@ class WeightAverage:
         """
         self.check_swapped_out()
         if self._settings is not None and self._average is None:
-            self._average = {name: _widen(p).clone() for name, p in self._parameters.items()}
+            self._average = {
+                name: raise_precision(p.detach()).clone() for name, p in self._parameters.items()
+            }
 
     def update(self) -> None:
         """Average the parameters after a step."""
@@ -81,7 +83,7 @@ class WeightAverage:
         weight = 1 - self._settings.decay_at(self._updates)
         with torch.no_grad():
             for name, p in self._parameters.items():
-                self._average[name].lerp_(_widen(p), weight)
+                self._average[name].lerp_(raise_precision(p.detach()), weight)
         self._updates += 1
 
     @contextmanager
@@ -143,10 +145,3 @@ class WeightAverage:
                 average[name.removeprefix("average.")] = value.clone()
         self._average = average or None
         self._updates = int(state["updates"]) if average else 0
-
-
-def _widen(p: Tensor) -> Tensor:
-    """Return a parameter in a type that holds small changes."""
-    if p.dtype == torch.float64:
-        return p.detach()
-    return p.detach().float()
