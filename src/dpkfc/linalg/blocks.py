@@ -981,9 +981,7 @@ class ConvBlock(_Block):
             views = MaterializedGradients(each, self.groups)
             return views.merge_rows(n, self.views).gradients
         if not self.weight or self.d_in <= _FEW_COLUMNS or self.positions <= _FEW_POSITIONS:
-            # The faster order of the two, above all with channels last.
-            gradients = torch.bmm(self._input_rows().mT, self._output_rows())
-            return gradients.mT.contiguous()
+            return torch.bmm(self._output_rows().mT, self._input_rows())
         x = self._examples_as_channels(self.x)
         b = self._examples_as_channels(self.b)
         gradients = self._weight_gradient(x, b, n)
