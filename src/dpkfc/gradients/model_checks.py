@@ -36,7 +36,7 @@ def check_unchanged(
     reshard(model)
     now = dict(model.named_parameters())
     _check_covered(now, layers)
-    refuse_gradient_hooks(model)
+    _refuse_gradient_hooks(model, now)
     for name, parameter in parameters.items():
         if now.get(name) is not parameter:
             raise RuntimeError(
@@ -104,7 +104,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
             )
 
 
-def refuse_gradient_hooks(model: nn.Module) -> None:
+def _refuse_gradient_hooks(model: nn.Module, parameters: NamedTensors) -> None:
     """Refuse a hook that would see private gradients before they are noised.
 
     `wandb.watch(model, log="gradients")` leaves such hooks, as do optimizers that step during a
@@ -113,7 +113,7 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
     Raises:
         ValueError: naming the parameter or the module.
     """
-    for name, p in model.named_parameters():
+    for name, p in parameters.items():
         hooks = getattr(p, "_backward_hooks", None)
         if hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise ValueError(

@@ -681,7 +681,7 @@ class BatchRecording:
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
-        is_power_of_two = torch.log2(torch.tensor(state.number)).frac() == 0
+        is_power_of_two = math.frexp(state.number)[0] == 0.5
         before = self.entry_weight
         if actual != self.reduction:
             raise ValueError(

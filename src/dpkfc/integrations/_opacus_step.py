@@ -514,9 +514,7 @@ class PrivateStep:
         released = self._pipeline.release(clipped, self.step)
         update = self._pipeline.make_update(released)
         self.step += 1
-        scale = 1.0
-        if self._reduction == "sum":
-            scale = float(self.plan.expected_batch_size)
+        scale = self.plan.expected_batch_size if self._reduction == "sum" else None
         set_gradients(self.optimizer, self._parameters, update, scale=scale)
         self._has_released = True
 
