@@ -29,7 +29,7 @@ from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.layers import device_of_layers
-from dpkfc.gradients.value_comparison import equal_or_nan
+from dpkfc.gradients.value_comparison import same_values
 from dpkfc.linalg.metric import Metric
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -333,13 +333,8 @@ def first_difference(one: Any, other: Any, where: str = "") -> str:
             if difference:
                 return difference
         return ""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        is_equal = one.shape == other.shape and bool(equal_or_nan(one, other).all())
-    else:
-        is_equal = type(one) is type(other) and one == other
-    if is_equal:
-        return ""
-    return where
+    is_equal = type(one) is type(other) and same_values(one, other)
+    return "" if is_equal else where
 
 
 def coarsest_spacing(tensors: Iterable[Tensor]) -> float:

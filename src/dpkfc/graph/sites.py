@@ -65,8 +65,14 @@ class Pass:
 class _WeightAndBias:
     """What sites have in common whose operation takes a weight and a bias."""
 
+    x: fx.Node
     weight: Operand | None
     bias: Operand | None
+
+    @property
+    def needs(self) -> list[fx.Node]:
+        """Return the nodes whose values are kept."""
+        return [self.x] if self.weight is not None else []
 
     @property
     def operands(self) -> list[Operand]:
@@ -95,11 +101,6 @@ class Product(_WeightAndBias):
     is_left: bool
     weight: Operand | None
     bias: Operand | None
-
-    @property
-    def needs(self) -> list[fx.Node]:
-        """Return the nodes whose values are kept."""
-        return [self.x] if self.weight is not None else []
 
     def reads_parameter(self, *, transposed: bool) -> bool:
         """Return whether the weight is a parameter `[d_out, d_in]`, or `[d_in, d_out]`."""
@@ -209,11 +210,6 @@ class LayerNorm(_WeightAndBias):
     bias: Operand | None
     shape: tuple[int, ...]
     eps: float
-
-    @property
-    def needs(self) -> list[fx.Node]:
-        """Return the nodes whose values are kept."""
-        return [self.x] if self.weight is not None else []
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
