@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.nn.utils import parametrizations
 
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
@@ -151,11 +153,22 @@ def test_one_capture_equals_single_examples_at_every_size(make, shape, words):
 )
 def test_a_compiled_graph_equals_single_examples_at_every_size(make, shape, words):
     model = make()
+    counters["inductor"].clear()
     passes = GraphPasses(model, find_layers(model), compiles=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the graph is not compiled")
         for n in (2, 7, 20):
             assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
+    # The forward and the backward pass.
+    counts = counters["inductor"]
+    assert counts["fxgraph_cache_hit"] + counts["fxgraph_cache_miss"] == 2
+
+
+def test_a_folder_with_a_space_is_named(monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/data of wards/tmp")
+    assert find_compiler_fault() == (
+        "torch compiles only where no path has a space: /data of wards/tmp"
+    )
 
 
 @pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")

@@ -1,12 +1,15 @@
 """Compile a proved graph by inductor: forward pass, and backward pass to the outputs of its sites.
 
 Each of these outputs is added to zeros that are an input, so the gradients at the zeros are the
-gradients at the outputs. The compiler sees the program that was proved, and nothing else.
+gradients at the outputs. What is computed from parameters alone stays uncompiled, since gradients
+are pulled back through it, and is an input too. The compiler sees the rest of the program that was
+proved, and nothing else.
 """
 
 from __future__ import annotations
 
 import operator
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +33,12 @@ _OPTIONS: dict[str, Any] = {"fallback_random": True, "cpp.threads": 1}
 
 def find_compiler_fault() -> str:
     """Return why nothing can be compiled here, "" where it can."""
-    from torch._inductor import cpp_builder, exc
+    from torch._inductor import codecache, cpp_builder, exc
 
+    # Inductor of torch 2.13 does not quote the paths in the command of its compiler.
+    for path in (torch.__file__, codecache.cache_dir(), tempfile.gettempdir()):
+        if len(path.split()) > 1:
+            return f"torch compiles only where no path has a space: {path}"
     try:
         cpp_builder.get_cpp_compiler()
     except (exc.InvalidCxxCompiler, OSError) as error:
@@ -62,14 +69,19 @@ class _Zeros:
 
 
 def compile_graph(
-    capture: Capture, kept: Sequence[fx.Node], ended: Sequence[fx.Node], values: Mapping[Any, Any]
+    capture: Capture,
+    kept: Sequence[fx.Node],
+    ended: Sequence[fx.Node],
+    operands: Sequence[fx.Node],
+    values: Mapping[Any, Any],
 ) -> Callable[..., Any]:
     """Return a function that runs a graph compiled.
 
     Args:
         capture: the graph, whose output are the losses; it is changed.
-        kept: nodes whose tensors are returned, without a graph.
+        kept: nodes whose tensors are returned.
         ended: nodes at which gradients are asked for.
+        operands: those of `kept` that are computed from parameters; they alone have a graph.
         values: node to a tensor without data, of the proof.
 
     Returns:
@@ -80,29 +92,15 @@ def compile_graph(
     a warning that names its error and no value.
     """
     module = capture.module
-    graph = module.graph
     zeros = [_Zeros(values[node].shape, values[node]) for node in ended]
     batch = next(i for i, given in enumerate(capture.inputs) if given.kind == "batch")
+    compute_operands = _take_out(module, operands)
     _read_sizes(capture)
-    last = graph.find_nodes(op="placeholder")[-1]
-    summed: dict[fx.Node, fx.Node] = {}
-    for node in ended:
-        with graph.inserting_after(last):
-            last = graph.placeholder(f"zeros_at_site_{len(summed)}")
-        with graph.inserting_after(node):
-            total = graph.call_function(torch.ops.aten.add.Tensor, (node, last))
-        node.replace_all_uses_with(total, partial(operator.is_not, total))
-        summed[node] = total
-    output = graph.output_node()
-    (losses,) = output.all_input_nodes
-    inputs = graph.find_nodes(op="placeholder")
-    computed = [node for node in kept if node.op != "placeholder"]
-    with graph.inserting_before(output):
-        tensors = [
-            graph.call_function(torch.ops.aten.detach.default, (summed.get(node, node),))
-            for node in computed
-        ]
-    output.args = ((losses, tensors),)
+    summed = _add_zeros(module.graph, ended)
+    _add_inputs(module.graph, operands)
+    inputs = module.graph.find_nodes(op="placeholder")
+    computed = [node for node in kept if node.op != "placeholder" and node not in operands]
+    _add_outputs(module.graph, [summed.get(node, node) for node in computed])
     module.recompile()
     compiled = torch.compile(module, backend="inductor", fullgraph=True, options=_OPTIONS)
     is_compiled = True
@@ -110,6 +108,8 @@ def compile_graph(
     def run(*args: Any) -> Any:
         nonlocal is_compiled
         added = [x.make(len(args[batch])) for x in zeros]
+        found_operands = compute_operands(*args)
+        added_operands = [x.detach() for x in found_operands]
         given = [x.detach() if isinstance(x, Tensor) else x for x in args]
         for x, what in zip(given, capture.inputs, strict=True):
             if what.kind == "batch":
@@ -119,11 +119,11 @@ def compile_graph(
             try:
                 # The backward pass too is compiled here, and not where its gradients are asked for.
                 with _functorch.patch(force_non_lazy_backward_lowering=True):
-                    losses, found = compiled(*given, *added)
+                    losses, found = compiled(*given, *added, *added_operands)
             except Exception as error:
                 fault = error
         if fault is not None or not is_compiled:
-            losses, found = module(*given, *added)
+            losses, found = module(*given, *added, *added_operands)
         if fault is not None:
             # What a record raises is raised by the line above: this is a fault of the compiler.
             is_compiled = False
@@ -131,10 +131,59 @@ def compile_graph(
                 f"the graph is not compiled ({type(fault).__name__}); it runs uncompiled",
                 stacklevel=2,
             )
-        known = dict(zip(inputs, given, strict=False)) | dict(zip(computed, found, strict=True))
+        known = dict(zip(inputs, given, strict=False))
+        known |= zip(computed, found, strict=True)
+        known |= zip(operands, found_operands, strict=True)
         return losses, [known[node] for node in kept], added
 
     return run
+
+
+def _add_zeros(graph: fx.Graph, ended: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Add an input to each of some nodes, and return the sums by the nodes."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    sums: dict[fx.Node, fx.Node] = {}
+    for node in ended:
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"zeros_at_site_{len(sums)}")
+        with graph.inserting_after(node):
+            total = graph.call_function(torch.ops.aten.add.Tensor, (node, last))
+        node.replace_all_uses_with(total, partial(operator.is_not, total))
+        sums[node] = total
+    return sums
+
+
+def _add_inputs(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Put an input in the place of each of some nodes."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    for node in nodes:
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"operand_{node.name}")
+        node.replace_all_uses_with(last)
+
+
+def _add_outputs(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Return the tensors of some nodes, without a graph, beside the losses."""
+    output = graph.output_node()
+    (losses,) = output.all_input_nodes
+    with graph.inserting_before(output):
+        tensors = [graph.call_function(torch.ops.aten.detach.default, (node,)) for node in nodes]
+    output.args = ((losses, tensors),)
+
+
+def _take_out(module: fx.GraphModule, operands: Sequence[fx.Node]) -> fx.GraphModule:
+    """Return the part of a graph that computes some nodes, a function of all inputs."""
+    needed = set(operands)
+    for node in reversed(module.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    apart = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            copies[node] = apart.node_copy(node, copies.__getitem__)
+    apart.output([copies[node] for node in operands])
+    return fx.GraphModule(module, apart)
 
 
 def _read_sizes(capture: Capture) -> None:

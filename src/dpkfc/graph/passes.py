@@ -280,10 +280,7 @@ def _size_reader(capture: Capture) -> Callable[[Sequence[Any]], dict[Any, int]]:
 def _program(
     capture: Capture, sizes: dict[Any, int], layers: Sequence[Layer], *, compiles: bool
 ) -> _Program:
-    """Prove a graph at some sizes and return it with the outputs that its sites need.
-
-    A graph of which parameters are computed is not compiled: gradients are pulled back through it.
-    """
+    """Prove a graph at some sizes and return it with the outputs that its sites need."""
     graph = fx.Graph()
     results = graph.graph_copy(capture.module.graph, {})
     graph.output(results)
@@ -302,12 +299,10 @@ def _program(
         outputs = getattr(site, "outputs", {0: site.output})
         kept.update(dict.fromkeys(site.needs))
         ended.update(dict.fromkeys(outputs.values()))
-    for _, operand in parts:
-        if operand.parameter is None:
-            kept[operand.node] = None
-    computed = any(operand.parameter is None for _, operand in parts)
-    if compiles and not computed:
-        run = compile_graph(own, list(kept), list(ended), proof.values)
+    computed = dict.fromkeys(op.node for _, op in parts if op.parameter is None)
+    kept.update(computed)
+    if compiles:
+        run = compile_graph(own, list(kept), list(ended), list(computed), proof.values)
         return _Program(run, list(kept), list(ended), whole, parts)
     edges = []
     for node in ended:
