@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 3
 # Tests write, sync and remove thousands of small files. In memory that takes no time, so they go there if it has room.
 ROOMY  := $(shell grep -s ' /dev/shm ' /proc/mounts | grep -qv noexec && df -Pk /dev/shm | awk 'NR > 1 && $$4 > 4e6 {print $$6}')
-FILES  := $(firstword $(TMPDIR) $(ROOMY))
+FILES  := $(if $(TMPDIR),,$(ROOMY))
 # Bytecode spares each process of a test the compiler.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(addprefix TMPDIR=,$(FILES)) \
           $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed

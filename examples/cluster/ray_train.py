@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/ray"), help="on a shared disk")
     parser.add_argument("--address", help="of a cluster; left out: Ray on this machine")
     arguments = parser.parse_args()
+    if len(sys.executable.split()) > 1:
+        parser.error(
+            f"Ray starts no workers where the path of Python has a space: {sys.executable}"
+        )
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     local = {} if arguments.address else {"num_cpus": arguments.workers, "include_dashboard": False}

@@ -20,6 +20,7 @@ bounds = [0, 100]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(sys.executable.split()) > 1, reason="Ray needs a path without a space")
 def test_ray_trains_each_worker_on_its_part(tmp_path):
     pytest.importorskip("ray")
     words = [str(EXAMPLES / "ray_train.py"), "--steps", "3", "--out", str(tmp_path / "run")]

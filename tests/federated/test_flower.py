@@ -6,6 +6,7 @@ What starts Flower's own processes is slow.
 
 import logging
 import os
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -251,7 +252,15 @@ def test_telemetry_is_off_before_flower_is_imported_unless_switched_on():
         )
 
 
+def test_a_python_that_ray_cannot_start_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/data of wards/bin/python")
+    with pytest.raises(ValueError, match=r"path of Python has a space: /data of wards/bin/python"):
+        simulate(APP, folder=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(len(sys.executable.split()) > 1, reason="Ray needs a path without a space")
 def test_the_simulation_runs_the_same_rounds(tmp_path):
     pytest.importorskip("ray", reason="needs flwr[simulation]")
     run = simulate(APP, {"case": "shares", "noise": 0.0}, folder=tmp_path / "flower", processes=2)

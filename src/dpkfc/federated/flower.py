@@ -18,6 +18,7 @@ import importlib.util
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -318,8 +319,14 @@ def simulate(
 
     Raises:
         ImportError: Flower or Ray is not installed.
+        ValueError: the path of Python has a space, with which Ray's workers do not start.
         TooFewClients: fewer clients answered than a round needs.
     """
+    if len(sys.executable.split()) > 1:
+        raise ValueError(
+            f"Ray does not start workers where the path of Python has a space: {sys.executable};"
+            " make the environment in another folder"
+        )
     folder = Path(folder).absolute()
     chosen = app.settings(_SIMULATION_WAITS, settings, {"folder": str(folder)})
     clients = app.plan(chosen).config.clients
