@@ -81,7 +81,7 @@ def compile_graph(
         capture: the graph, whose output are the losses; it is changed.
         kept: nodes whose tensors are returned.
         ended: nodes at which gradients are asked for.
-        operands: those of `kept` that are computed from parameters; they alone have a graph.
+        operands: nodes of `kept` that are computed from parameters; they alone have a graph.
         values: node to a tensor without data, of the proof.
 
     Returns:
