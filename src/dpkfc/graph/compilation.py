@@ -127,6 +127,8 @@ def compile_graph(
         if fault is not None:
             # What a record raises is raised by the line above: this is a fault of the compiler.
             is_compiled = False
+            if isinstance(fault, torch._dynamo.exc.BackendCompilerFailed):
+                fault = fault.inner_exception
             warnings.warn(
                 f"the graph is not compiled ({type(fault).__name__}); it runs uncompiled",
                 stacklevel=2,
