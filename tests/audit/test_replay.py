@@ -26,13 +26,13 @@ from tests.injected_bugs.subjects import (
     images,
     jittered,
     kfac,
-    lose_classes,
     select,
     subject_of,
     texts,
     vectors,
 )
 from tests.recording import Heard
+from tests.sessions import cross_entropy
 
 ONE_SIZE, ROUNDED = "batches of one size", "rounded noise"
 WHOLE_RUNS = ("DP-SGD", "DP-KFC", "DP-NGD", "GEP", "DiSK")
@@ -109,7 +109,7 @@ def test_a_canary_at_which_the_step_stops_is_a_departure():
     def careful(model, batch):
         if bool(batch[0].isnan().any()):
             raise FloatingPointError("NaN among the inputs")
-        return lose_classes(model, batch)
+        return cross_entropy(model, batch)
 
     subject = replace(vectors(), loss_fn=careful)
     found = select_failed(

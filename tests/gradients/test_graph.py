@@ -21,6 +21,7 @@ from dpkfc.graph import capture
 from dpkfc.graph.compilation import find_compiler_fault
 from dpkfc.graph.passes import GraphPasses
 from dpkfc.postprocess import DiSK
+from tests.sessions import cross_entropy
 from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of, relative_error
 
 
@@ -32,10 +33,6 @@ def own_captures():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def classify(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def rows(n, *shape, words=0):
@@ -141,7 +138,7 @@ def test_one_capture_equals_single_examples_at_every_size(make, shape, words):
     model = make()
     passes = GraphPasses(model, find_layers(model))
     for n in (2, 7, 3):
-        assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
+        assert error(passes, model, cross_entropy, rows(n, *shape, words=words)) < 1e-10
     assert passes.captures == 1
 
 
@@ -158,7 +155,7 @@ def test_a_compiled_graph_equals_single_examples_at_every_size(make, shape, word
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the graph is not compiled")
         for n in (2, 7, 20):
-            assert error(passes, model, classify, rows(n, *shape, words=words)) < 1e-10
+            assert error(passes, model, cross_entropy, rows(n, *shape, words=words)) < 1e-10
     # The forward and the backward pass.
     counts = counters["inductor"]
     assert counts["fxgraph_cache_hit"] + counts["fxgraph_cache_miss"] == 2
@@ -185,7 +182,7 @@ def test_a_graph_that_the_compiler_refuses_runs_uncompiled(monkeypatch):
     model = mlp()
     passes = GraphPasses(model, find_layers(model), compiles=True)
     with pytest.warns(UserWarning, match=r"not compiled \(TorchDynamoException\); it runs unc"):
-        assert error(passes, model, classify, rows(5, 4)) < 1e-10
+        assert error(passes, model, cross_entropy, rows(5, 4)) < 1e-10
 
 
 @pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
@@ -206,8 +203,8 @@ def test_a_compiler_that_fails_in_either_pass_leaves_the_graph_uncompiled(monkey
     passes = GraphPasses(model, find_layers(model), compiles=True)
     with torch.compiler.config.patch(force_disable_caches=True):
         with pytest.warns(UserWarning, match="not compiled .*; it runs uncompiled"):
-            assert error(passes, model, classify, rows(5, 4)) < 1e-10
-    assert error(passes, model, classify, rows(7, 4)) < 1e-10
+            assert error(passes, model, cross_entropy, rows(5, 4)) < 1e-10
+    assert error(passes, model, cross_entropy, rows(7, 4)) < 1e-10
     assert len(compiled) == failing + 1
 
 
@@ -244,7 +241,7 @@ def test_a_machine_without_a_compiler_replays_the_graphs(monkeypatch, caplog):
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     with Session(plan, model, optimizer, data, compile=True) as session:
         for batch in session.batches():
-            session.step(batch, classify)
+            session.step(batch, cross_entropy)
         assert session._gradient_mode.graph.captures == 1
     assert "compile=True: no C++ compiler was found" in caplog.text
 
@@ -253,7 +250,7 @@ def test_lengths_of_sequences_share_a_graph():
     model = _language()
     passes = GraphPasses(model, find_layers(model))
     for n, length in ((2, 5), (3, 4), (5, 3)):
-        assert error(passes, model, classify, rows(n, length, words=11)) < 1e-10
+        assert error(passes, model, cross_entropy, rows(n, length, words=11)) < 1e-10
     assert passes.captures == 1
 
 
@@ -343,7 +340,7 @@ def test_a_program_that_mixes_or_remembers_is_not_captured(forward):
     model.count, model.last = 0, None
     model.register_buffer("mean", torch.zeros(3))
     passes = GraphPasses(model, find_layers(model))
-    assert passes.calls(classify, None, rows(6, 4), 6, torch.sum) is None
+    assert passes.calls(cross_entropy, None, rows(6, 4), 6, torch.sum) is None
     assert passes.refusal is not None
     assert (model.count, model.last, _seen) == (0, None, [])
     assert not model.mean.any()
@@ -361,7 +358,7 @@ def test_what_is_detached_or_frozen_has_no_gradient():
     )
     model.body.bias.requires_grad_(False)
     passes = GraphPasses(model, find_layers(model))
-    assert error(passes, model, classify, rows(5, 4)) < 1e-10
+    assert error(passes, model, cross_entropy, rows(5, 4)) < 1e-10
 
 
 # -- what changes between two steps ----------------------------------------------------------------
@@ -407,7 +404,7 @@ def test_a_loss_that_differs_at_every_step_is_refused_with_the_reason(monkeypatc
     passes = GraphPasses(model, find_layers(model))
 
     def loss_fn(model, batch):
-        return classify(model, batch) * scale
+        return cross_entropy(model, batch) * scale
 
     assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is not None
     scale = 1.5
@@ -420,16 +417,16 @@ def test_captures_of_other_sessions_do_not_count(monkeypatch):
     for _ in range(4):
         model = mlp()
         passes = GraphPasses(model, find_layers(model))
-        assert error(passes, model, classify, rows(5, 4)) < 1e-10
+        assert error(passes, model, cross_entropy, rows(5, 4)) < 1e-10
         assert passes.captures == 1
 
 
 def test_a_hook_that_mixes_after_the_first_step_is_refused():
     model = mlp()
     passes = GraphPasses(model, find_layers(model))
-    assert error(passes, model, classify, rows(5, 4)) < 1e-10
+    assert error(passes, model, cross_entropy, rows(5, 4)) < 1e-10
     model[0].register_forward_hook(lambda module, args, output: output - output.mean(0))
-    assert passes.calls(classify, None, rows(5, 4), 5, torch.sum) is None
+    assert passes.calls(cross_entropy, None, rows(5, 4), 5, torch.sum) is None
 
 
 def test_the_data_set_outside_of_the_batch_is_refused_by_name():
@@ -437,7 +434,7 @@ def test_the_data_set_outside_of_the_batch_is_refused_by_name():
     passes = GraphPasses(model, find_layers(model), [x])
 
     def centred(model, batch):
-        return classify(model, (batch[0] - x.mean(0), batch[1]))
+        return cross_entropy(model, (batch[0] - x.mean(0), batch[1]))
 
     with pytest.raises(StateChangedError, match=r"reads the private data set by .*x"):
         passes.calls(centred, None, (x[:5].clone(), y[:5]), 5, torch.sum)
@@ -475,7 +472,7 @@ def test_a_session_releases_the_same_with_graphs(settings):
         data = x, y
         with Session(plan, model, optimizer, data, units=units, capture_graphs=captures) as session:
             for batch in session.batches():
-                session.step(batch, classify)
+                session.step(batch, cross_entropy)
             mode = session._gradient_mode
             if captures:
                 assert mode.graph is not None

@@ -14,6 +14,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
 from dpkfc.postprocess import DiSK
 from tests.audit.sizes import size
+from tests.sessions import cross_entropy
 
 N, B, WIDTH, CLASSES = 40, 8, 6, 3
 STEPS = 120  # more than any script of secret noise here, so that every plan is accounted for once
@@ -49,10 +50,6 @@ def seed_model(make, dtype=torch.float64):
     return model
 
 
-def lose_classes(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def mlp(*middle):
     return nn.Sequential(
         nn.Linear(WIDTH, 8), nn.Tanh(), nn.LayerNorm(8), *middle, nn.Linear(8, CLASSES)
@@ -65,7 +62,7 @@ def vectors(dtype=torch.float64, model=mlp, **settings):
         plan=private(**settings),
         model=seed_model(model, dtype),
         dataset=(numbers(N, WIDTH, dtype=dtype), labels()),
-        loss_fn=lose_classes,
+        loss_fn=cross_entropy,
     )
 
 
@@ -122,7 +119,7 @@ class Recurrent(nn.Module):
 def sequences(**settings):
     data = (numbers(N, 4, 3), labels())
     return Subject(
-        plan=private(**settings), model=seed_model(Recurrent), dataset=data, loss_fn=lose_classes
+        plan=private(**settings), model=seed_model(Recurrent), dataset=data, loss_fn=cross_entropy
     )
 
 
@@ -141,7 +138,7 @@ def images(dtype=torch.float32, augment=None, **settings):
         plan=private(**settings),
         model=seed_model(net, dtype),
         dataset=data,
-        loss_fn=lose_classes,
+        loss_fn=cross_entropy,
         augment=augment,
     )
 
@@ -166,7 +163,7 @@ def patients(**settings):
         plan=private(**settings),
         model=seed_model(mlp),
         dataset=(numbers(N, WIDTH), labels()),
-        loss_fn=lose_classes,
+        loss_fn=cross_entropy,
         units=units,
     )
 
@@ -181,7 +178,7 @@ def wide(**settings):
 
     data = (numbers(N, 30), labels())
     return Subject(
-        plan=private(**settings), model=seed_model(net), dataset=data, loss_fn=lose_classes
+        plan=private(**settings), model=seed_model(net), dataset=data, loss_fn=cross_entropy
     )
 
 
@@ -268,7 +265,7 @@ def half_mixed_batch(batch):
 
 
 def half_mixed_loss(model, batch):
-    return lose_classes(model, half_mixed_batch(batch))
+    return cross_entropy(model, half_mixed_batch(batch))
 
 
 class Positions(nn.Module):
@@ -288,7 +285,7 @@ def positions():
         plan=private(),
         model=seed_model(Positions, torch.float32),
         dataset=data,
-        loss_fn=lose_classes,
+        loss_fn=cross_entropy,
     )
 
 

@@ -29,6 +29,7 @@ from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.total import total_of_ledgers
 from dpkfc.report.verify import verify_ledger
 from dpkfc_verify.run import verify_run
+from tests.sessions import cross_entropy
 from tests.verifier.folders import chain, edit_card, head_of, read_lines
 
 N, B, BANDS, STEPS = 60, 6, 4, 11
@@ -62,13 +63,9 @@ def open_session(plan, width=3, ledger=None, **settings):
     return session
 
 
-def losses(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
 def train(session, steps=STEPS):
     for batch in itertools.islice(session.batches(), steps):
-        session.step(batch, losses)
+        session.step(batch, cross_entropy)
     return session
 
 
@@ -617,7 +614,7 @@ def test_an_audit_of_independent_noise_is_refused():
     from dpkfc.audit import Subject, audit_step
 
     subject = Subject(
-        plan=make_plan(seed=None), model=lambda: nn.Linear(3, 2), dataset=(), loss_fn=losses
+        plan=make_plan(seed=None), model=lambda: nn.Linear(3, 2), dataset=(), loss_fn=cross_entropy
     )
     with pytest.raises(ValueError, match="the audit tests independent noise"):
         audit_step(subject)

@@ -19,6 +19,7 @@ from dpkfc import PrivacyConfig, Session
 from dpkfc.app.commands.card import fill_card
 from dpkfc.report.officer import registry_record
 from dpkfc.report.registry import export_entry
+from tests.sessions import cross_entropy
 
 HELP = ("train", "tune", "try", "evaluate", "predict", "export", "report", "methods")
 RUN = """
@@ -47,13 +48,9 @@ def run(tmp_path_factory):
     session = Session(plan, model, optimizer, data, ledger_path=folder / "ledger.jsonl")
     with session:
         for batch in session.batches():
-            session.step(batch, _losses)
+            session.step(batch, cross_entropy)
     session.write_card(folder, title="t", chosen_by="tests", not_private={})
     return folder
-
-
-def _losses(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def test_help_and_small_commands_do_not_import_torch(run, tmp_path):

@@ -17,6 +17,7 @@ from dpkfc.report.card_files import write_card_files, write_weights_and_card
 from dpkfc.report.certificate import certify
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
+from tests.sessions import cross_entropy
 
 FIELDS = {"controller": "City Hospital", "legal_basis": "consent", "retention": "2030"}
 
@@ -36,13 +37,9 @@ def train(folder, steps=4, *, size=8, extra=False, **settings):
         if extra:
             charge_extra(session.ledger, kind, 0)
         for batch in session.batches():
-            session.step(batch, _losses)
+            session.step(batch, cross_entropy)
     session.write_card(folder, title="a model", chosen_by="tests", not_private={})
     return folder
-
-
-def _losses(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def train_clients(folder):
