@@ -207,11 +207,6 @@ class FrontEnd:
         mode = TracingContext.get().fake_mode
         assert mode is not None and mode.shape_env is not None
         fakes = [_fake(node.meta["example_value"], mode) for node in placeholders]
-        for given, x in zip(inputs, fakes, strict=True):
-            if given.kind != "batch":
-                continue
-            if not x.dim() or not _is_symbol(x.shape[0]):
-                raise NotCapturedError("batch size", "the program works for one number of examples")
         (results,) = module.graph.output_node().args
         if not isinstance(results, Sequence) or len(results) != 1:
             raise NotCapturedError("output", "the program keeps more than its losses")
@@ -221,7 +216,7 @@ class FrontEnd:
         traced.graph.eliminate_dead_code()
         traced.recompile()
         for given, x in zip(inputs, fakes, strict=True):
-            if given.kind == "batch" and not _is_symbol(x.shape[0]):
+            if given.kind == "batch" and not (x.dim() and _is_symbol(x.shape[0])):
                 raise NotCapturedError("batch size", "the program works for one number of examples")
         capture = Capture(traced, inputs, fakes)
         _check_decisions(mode.shape_env.guards, capture.batch_symbols)
@@ -261,8 +256,12 @@ def _check_decisions(guards: Iterable[Any], batch_symbols: set[Any]) -> None:
         decided = guard.expr.xreplace(dict.fromkeys(batch_symbols, one))
         if one not in decided.free_symbols:
             continue
-        place = Path(getattr(guard.sloc.framework_loc, "filename", ""))
-        if _DYNAMO in place.parents or _TORCH not in place.parents:
+        place = guard.sloc.framework_loc
+        parents = Path(getattr(place, "filename", "")).parents
+        # An end of a slice comes from the program, and so does a fraction.
+        is_end = "_compute_slice_index" in str(place)
+        is_whole = all(side.is_integer for side in decided.args)
+        if is_end or not is_whole or _DYNAMO in parents or _TORCH not in parents:
             raise NotCapturedError(str(decided), "the program decides by the number of examples")
 
 

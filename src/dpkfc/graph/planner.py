@@ -75,11 +75,7 @@ class Planner:
         assert isinstance(source, fx.Node)
         x = self._proof.values[source]
         y = self._proof.values[node]
-        return (
-            x.dim() == 2
-            and y.stride() == (x.stride(1), x.stride(0))
-            and (y.shape == (x.shape[1], x.shape[0]))
-        )
+        return x.dim() == 2 and (y.shape, y.stride()) == (x.shape[::-1], x.stride()[::-1])
 
     def _site(self, site: Site) -> list[AnySite]:
         self._trained = set(site.operands)

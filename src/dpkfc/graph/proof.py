@@ -27,6 +27,7 @@ from dpkfc.tracking.batch_rules import (
     UNFILLED,
     Operation,
     arguments_of,
+    dimension_of,
     rule_name,
     split_names,
 )
@@ -43,6 +44,8 @@ _VIEWS = split_names(
     "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze slice select alias "
     "clone contiguous _to_copy lift_fresh_copy detach repeat"
 )
+_SIZES = split_names("size shape repeats N")
+_PLACES = split_names("start end split_size split_sizes")
 
 
 @dataclass(frozen=True)
@@ -257,18 +260,14 @@ class _Prover:
                 self._states[id(x)] = state
 
     def _has_batch_as_number(self, operation: Operation) -> bool:
-        """Return whether an operation computes with the number of examples as with any number."""
+        """Return whether an operation takes the number of examples as more than a size."""
         if operation.name == "arange":
             return False
-        for name, (place, _) in arguments_of(operation.function).items():
-            value = operation.kwargs.get(name)
-            if place < len(operation.args):
-                value = operation.args[place]
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and value and value % P == 0:
-                # Sizes and dimensions have the types int and SymInt.
-                if "int" not in str(operation.function._schema.arguments[place].type).lower():
-                    return True
+        for name in arguments_of(operation.function):
+            leaves = tree_leaves(operation.argument(name))
+            counts = any(type(x) in (int, float) and x and x % P == 0 for x in leaves)
+            if counts and not _is_size(operation, name):
+                return True
         return False
 
     # -- operations on what no example decides -----------------------------------------------------
@@ -373,6 +372,15 @@ class _Prover:
                 is_pointwise,
             )
         )
+
+
+def _is_size(operation: Operation, argument: str) -> bool:
+    """Return whether an argument is a size, or a place along an axis that grows with the batch."""
+    if argument in _PLACES:
+        x = operation.tensors[0]
+        return x.shape[dimension_of(operation, x)] >= P // 2
+    # The stride of a convolution is not one of memory.
+    return argument in _SIZES or (argument == "stride" and "strided" in operation.name)
 
 
 def _grows(x: Tensor, but: int | None = None) -> bool:
