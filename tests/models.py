@@ -21,6 +21,21 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Draw normal numbers of a stream of their own."""
+    return torch.randn(*shape, generator=stream(seed), dtype=dtype)
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    """Return a new stream of random numbers."""
+    return torch.Generator().manual_seed(seed)
+
+
+def weights(model: nn.Module) -> Tensor:
+    """Return all entries of the parameters in float64."""
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
 def mlp(*middle: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """Build a perceptron from 6 features to 3 classes, with `middle` after its activation."""
     torch.default_generator.manual_seed(0)

@@ -11,13 +11,12 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
-from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.subspace_clip import spread
 from dpkfc.linalg.subspace import EMBEDDING, Subspace
 from dpkfc.postprocess.readout import read_out
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.session import Session
+from tests.gradients.whitened import flat, loop_gradients, stack_directions
 from tests.test_session import data, loss_fn, net, plan, train, weights
 
 S1, S2 = 0.6, 0.4
@@ -114,25 +113,6 @@ def test_a_sum_that_was_clipped_otherwise_is_not_released():
 # -- the step --------------------------------------------------------------------------------------
 
 
-def dense(model, basis):
-    """L over the parameters in the model's order `[P, K]`."""
-    columns = []
-    for one in torch.eye(basis.width, dtype=torch.float64):
-        along = spread(basis, find_layers(model), lambda span, one=one: span.combine(one))
-        columns.append(torch.cat([along[n].flatten() for n, _ in model.named_parameters()]))
-    return torch.stack(columns, 1)
-
-
-def gradients(model, x, y):
-    rows = []
-    for i in range(len(x)):
-        grads = torch.autograd.grad(
-            loss_fn(model, (x[i : i + 1], y[i : i + 1])).sum(), list(model.parameters())
-        )
-        rows.append(torch.cat([g.flatten() for g in grads]))
-    return rows
-
-
 @pytest.mark.parametrize("residual_norm", [S2, None])
 @pytest.mark.parametrize("micro", [None, 3])
 def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm, micro):
@@ -142,11 +122,12 @@ def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm, micr
     with Session(p, model, torch.optim.SGD(model.parameters(), 0.5), (x, y)) as s:
         for batch in s.batches():
             before = weights(model)
-            rows = gradients(model, x[batch.indices], y[batch.indices])
+            rows = loop_gradients(model, (x[batch.indices], y[batch.indices]), loss_fn)
             s.step(batch, loss_fn)
             assert isinstance(s.preconditioner.metric, Subspace)
-            matrix, step = dense(model, s.preconditioner.metric), torch.zeros_like(before)
-            for g in rows:
+            matrix = stack_directions(model, s.preconditioner.metric)
+            step = torch.zeros_like(before)
+            for g in map(flat, rows):
                 w = matrix.T @ g
                 r = g - matrix @ w
                 step += matrix @ w * min(1.0, S1 / float(w.norm()))

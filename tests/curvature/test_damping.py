@@ -9,18 +9,13 @@ from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, eleme
 from dpkfc.curvature.eigen import Eigen, eigen_of_rows
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
-from tests.curvature.toys import dense_matrix
+from tests.curvature.toys import dense_matrix, raise_to
 
 F64 = torch.float64
 
 
 def _eigen(d, n, scale=1.0):
     return eigen_of_rows(scale * torch.randn(n, d, dtype=F64)).scale_by(1 / n)
-
-
-def _power(matrix, p):
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.pow(p)) @ vectors.T
 
 
 def _matrix(side, d):
@@ -32,7 +27,7 @@ def _matrix(side, d):
 def test_a_side_is_the_root_of_the_damped_factor(p, n):
     factor, d = _eigen(10, n), 10
     damping = Damping(value=0.1, exponent=p, rank_tolerance=0.0)
-    exact = _power(dense_matrix(factor) + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
+    exact = raise_to(dense_matrix(factor) + 0.1 * factor.mean * torch.eye(d, dtype=F64), -p)
     side = damp_side(factor, damping, F64)
     assert isinstance(side, LowRank if n == 3 else Dense)
     assert torch.allclose(_matrix(side, d), exact, atol=1e-10)
@@ -103,7 +98,7 @@ def test_absolute_damping_is_that_of_the_paper():
     side = damp_side(
         factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64
     )
-    exact = _power(
+    exact = raise_to(
         (dense_matrix(factor) + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64),
         -0.5,
     )

@@ -3,15 +3,12 @@ import torch
 from torch.testing import assert_close
 
 from dpkfc import DeadLeaves
-
-
-def _stream(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.models import stream
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 20), (2, 1, 9), (1, 8, 1)])
 def test_every_example_has_the_mean_and_std_asked_for(shape):
-    x, labels = DeadLeaves(shape, mean=0.3, std=2.0).sample(16, _stream())
+    x, labels = DeadLeaves(shape, mean=0.3, std=2.0).sample(16, stream())
     assert labels is None and x.shape == (16, *shape) and x.dtype == torch.float32
     flat = x.double().flatten(1)
     assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
@@ -33,11 +30,11 @@ def test_radii_follow_their_density():
 def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
     """Against a loop over pixels, from the same numbers."""
     n, leaves, height, width = 3, 6, 9, 11
-    probe, stream = DeadLeaves((2, height, width), leaves=leaves), _stream(5)
-    radius = probe._radii(torch.rand(leaves, n, generator=stream, dtype=torch.float64))
-    place = torch.rand(2, leaves, n, generator=stream, dtype=torch.float64)
-    level = torch.randn(leaves + 1, n, 2, generator=stream, dtype=torch.float64)
-    found, _ = probe.sample(n, _stream(5))
+    probe, numbers = DeadLeaves((2, height, width), leaves=leaves), stream(5)
+    radius = probe._radii(torch.rand(leaves, n, generator=numbers, dtype=torch.float64))
+    place = torch.rand(2, leaves, n, generator=numbers, dtype=torch.float64)
+    level = torch.randn(leaves + 1, n, 2, generator=numbers, dtype=torch.float64)
+    found, _ = probe.sample(n, stream(5))
     for i in range(n):
         image = level[0, i].view(2, 1, 1).repeat(1, height, width)
         for y in range(height):

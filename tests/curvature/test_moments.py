@@ -6,20 +6,16 @@ from torch.testing import assert_close
 
 from dpkfc.curvature.gradient_moments import squared_gradients, summed_gradients
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from tests.models import draw
 
 IDS = torch.tensor([[0, 3, 0, 1], [2, 2, 2, 2], [4, 1, 3, 0]])
 BLOCKS = {
-    "one position": Outer(randn(5, 1, 4), randn(5, 1, 3, seed=1), homogeneous=True),
-    "positions": Outer(randn(5, 6, 4), randn(5, 6, 3, seed=1)),
-    "groups": Outer(randn(6, 3, 4), randn(6, 3, 2, seed=1), 2),
-    "lookup": Lookup(IDS, randn(3, 4, 2), 5),
+    "one position": Outer(draw(5, 1, 4), draw(5, 1, 3, seed=1), homogeneous=True),
+    "positions": Outer(draw(5, 6, 4), draw(5, 6, 3, seed=1)),
+    "groups": Outer(draw(6, 3, 4), draw(6, 3, 2, seed=1), 2),
+    "lookup": Lookup(IDS, draw(3, 4, 2), 5),
     "tied": Tied(
-        Lookup(IDS, randn(3, 4, 2), 5), Outer(randn(3, 2, 2, seed=1), randn(3, 2, 5, seed=2))
+        Lookup(IDS, draw(3, 4, 2), 5), Outer(draw(3, 2, 2, seed=1), draw(3, 2, 5, seed=2))
     ),
 }
 
@@ -48,7 +44,7 @@ def test_moments_equal_formed_gradients(kind, per):
 
 @pytest.mark.parametrize("per", ["example", "batch"])
 def test_small_parameters_keep_their_roles(per):
-    block = PerExample({"weight": randn(4, 3), "bias": randn(4, 2, 2, seed=1)})
+    block = PerExample({"weight": draw(4, 3), "bias": draw(4, 2, 2, seed=1)})
     found = _moments(block, per)
     for role, g in block.grads.items():
         exact = g.square().mean(0) if per == "example" else g.mean(0).square()

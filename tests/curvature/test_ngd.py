@@ -17,6 +17,7 @@ from tests.curvature.toys import (
     capture,
     cnn,
     mlp,
+    raise_to,
     rules_of,
 )
 from tests.models import randn
@@ -84,11 +85,6 @@ def dense_fisher(of, spectrum):
     return torch.kron(sides[0].contiguous(), sides[1].contiguous())
 
 
-def power(matrix, floor, exponent):
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=floor).pow(exponent)) @ vectors.T
-
-
 def run_on_probe(config, model, step=0):
     run = config.probe_spec(step)
     whole = ProbeSpec(
@@ -126,7 +122,7 @@ def test_map_and_variance_equal_dense_matrices(step):
     metric, floor = config.metric_at(built, step), config.floor(step)
     for name, block in run_on_probe(config, model).items():
         fisher = dense_fisher(built.metric[name], built.spectra[name])
-        half, whole = power(fisher, floor, -0.5), power(fisher, floor, -1.0)
+        half, whole = raise_to(fisher, -0.5, floor), raise_to(fisher, -1.0, floor)
         g = block.per_example().flatten(1)
         shape = (-1, *metric[name].scale.shape)
         z = metric[name].apply(g.view(shape)).flatten(1)

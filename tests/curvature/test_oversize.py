@@ -16,13 +16,10 @@ from dpkfc.curvature.row_sampling import RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.sides import Diagonal, LowRank
 from tests.curvature.toys import capture, dense_matrix, make_kfac, mlp
+from tests.models import draw
 
 F64 = torch.float64
 WIDE, CAP = 9, 7
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def positions(size, seed=0):
@@ -65,7 +62,7 @@ CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
 def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, sharing):
-    block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
+    block = Outer(draw(n * groups, t, WIDE), draw(n * groups, t, 10, seed=1), groups)
     whole = accumulate(block, structure(sharing=sharing))
     for side in whole.sides.values():
         assert 0 < side.row_count <= CAP and side.total is None and "low rank" in side.note
@@ -84,7 +81,7 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n, t, groups, 
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
 def test_the_drawn_rows_in_a_loop(n, t, groups, masked):
     """k positions of m pairs of an example and a group, each times what it stands for."""
-    block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
+    block = Outer(draw(n * groups, t, WIDE), draw(n * groups, t, 10, seed=1), groups)
     lengths = (
         torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n))
         if masked
@@ -143,14 +140,14 @@ def test_an_average_keeps_first_directions_and_every_trace():
     """As many directions of the past as a quarter of the cap are exact; of more, the first ones and
     the trace of the rest.
     """
-    share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
+    share, old, new = 0.8, draw(5, 40), draw(9, 40, seed=1)
     past = sums(old)
     later = past.remember(past.result()).decay(share)
     later.merge(sums(new))
     exact = (share * old.T @ old + new.T @ new) / (share * 5 + 9)
     assert_close(matrix(later), exact, rtol=1e-9, atol=1e-11)
 
-    old = randn(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
+    old = draw(17, 40) * torch.linspace(3, 0.1, 40, dtype=F64)
     past = sums(old)
     later = past.remember(past.result()).decay(share)
     later.merge(sums(new))

@@ -54,10 +54,12 @@ def _few(monkeypatch):
 def block_of(name):
     torch.manual_seed(0)
     model = CONVS[name]().double()
-    x = randn(N, 4, *(9,) * (1 if name == "line" else 2))
-    block = next(
-        iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values())
-    )
+    return capture_block(model, randn(N, 4, *(9,) * (1 if name == "line" else 2)))
+
+
+def capture_block(model, x):
+    blocks = capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1))
+    (block,) = blocks.values()
     assert isinstance(block, Patched)
     return block
 
@@ -106,11 +108,7 @@ def test_norms_of_examples(name, last):
 
 def test_few_rows_take_little_memory_and_many_no_second_copy():
     model = nn.Conv2d(16, 16, 3, padding=1, bias=False)
-    x = torch.randn(32, 16, 16, 16)
-    block = next(
-        iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values())
-    )
-    assert isinstance(block, Patched)
+    block = capture_block(model, torch.randn(32, 16, 16, 16))
     whole = 4 * block.b.shape[0] * block.b.shape[1] * block.d_in
     few, many = torch.arange(0, 8192, 64), torch.arange(0, 8192, 3)
     assert peak_bytes(lambda: block.input_rows(few)) < whole / 8

@@ -11,7 +11,17 @@ from dpkfc.curvature.model_state import preserve_model
 from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.sides import Dense, Identity
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, make_kfac, mlp, rules_of, token_ids
+from tests.curvature.toys import (
+    CNN_SHAPE,
+    Text,
+    capture,
+    cnn,
+    make_kfac,
+    mlp,
+    raise_to,
+    rules_of,
+    token_ids,
+)
 from tests.models import randn
 
 
@@ -23,11 +33,6 @@ def _norms(kfac, model, metric):
                 for b in run_probe(model, capture, kfac.probe_spec(0))
             ]
         )
-
-
-def _power(matrix, p):
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=1e-300).pow(p)) @ vectors.T
 
 
 # -- the metric
@@ -47,7 +52,7 @@ def test_the_metric_is_the_product_of_damped_roots():
         for rows in (a, b):
             cov = rows.T @ rows / 40
             roots.append(
-                _power(
+                raise_to(
                     cov + 0.2 * cov.trace() / len(cov) * torch.eye(len(cov), dtype=cov.dtype), -0.5
                 )
             )

@@ -7,10 +7,7 @@ from dpkfc.curvature.model_inputs import call
 from dpkfc.curvature.noise_probes import DeadLeaves, FeatureNoise, PinkNoise, WhiteNoise
 from dpkfc.curvature.probes import Probe, PublicData
 from dpkfc.curvature.token_noise import TokenNoise
-
-
-def _stream(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.models import stream
 
 
 def _power_slope(x):
@@ -31,14 +28,14 @@ def _power_slope(x):
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 20, 48), (2, 33, 17), (1, 256), (1, 8, 12, 10)])
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
 def test_the_power_falls_with_the_exponent_that_was_asked_for(shape, exponent):
-    x, labels = PinkNoise(shape, power_exponent=exponent).sample(200, _stream())
+    x, labels = PinkNoise(shape, power_exponent=exponent).sample(200, stream())
     assert labels is None and x.shape == (200, *shape) and x.dtype == torch.float32
     assert _power_slope(x) == pytest.approx(-exponent, abs=0.06)
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 3.0, 400.0])
 def test_every_example_has_the_mean_and_std_asked_for(exponent):
-    x, _ = PinkNoise((2, 9, 14), power_exponent=exponent, mean=0.3, std=2.0).sample(16, _stream())
+    x, _ = PinkNoise((2, 9, 14), power_exponent=exponent, mean=0.3, std=2.0).sample(16, stream())
     flat = x.double().flatten(1)
     assert torch.isfinite(flat).all()
     assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
@@ -49,7 +46,7 @@ def test_the_zero_frequency_is_as_strong_as_the_lowest_wave():
     """With many channels standardisation leaves the channel means alone: their power is that of the
     slowest wave.
     """
-    x, _ = PinkNoise((64, 16, 16), power_exponent=1.0).sample(64, _stream())
+    x, _ = PinkNoise((64, 16, 16), power_exponent=1.0).sample(64, stream())
     power = torch.fft.fftn(x.double(), dim=(2, 3)).abs().square().mean((0, 1))
     assert float(power[0, 0] / power[0, 1]) == pytest.approx(1.0, abs=0.15)
 
@@ -57,7 +54,7 @@ def test_the_zero_frequency_is_as_strong_as_the_lowest_wave():
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
 def test_channels_are_correlated_as_asked(correlation):
     x, _ = PinkNoise((2, 24, 24), power_exponent=0.0, channel_correlation=correlation).sample(
-        64, _stream()
+        64, stream()
     )
     first, second = x[:, 0].flatten(), x[:, 1].flatten()
     assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(
@@ -84,7 +81,7 @@ PROBES = [
 def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(probe):
     assert isinstance(probe, Probe)
     before = torch.random.get_rng_state()
-    first, second, other = (_rows(probe.sample(5, _stream(seed))[0]) for seed in (3, 3, 4))
+    first, second, other = (_rows(probe.sample(5, stream(seed))[0]) for seed in (3, 3, 4))
     assert torch.equal(first, second) and first.shape[0] == 5 and first.device.type == "cpu"
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -96,11 +93,11 @@ def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(pr
 
 
 def test_white_and_feature_noise_have_their_moments():
-    x = WhiteNoise((10, 10), mean=1.0, std=3.0).sample(200, _stream())[0]
+    x = WhiteNoise((10, 10), mean=1.0, std=3.0).sample(200, stream())[0]
     assert float(x.mean()) == pytest.approx(1.0, abs=0.1) and float(x.std()) == pytest.approx(
         3.0, abs=0.1
     )
-    v = FeatureNoise(50, std=2.0, density=0.25).sample(400, _stream())[0]
+    v = FeatureNoise(50, std=2.0, density=0.25).sample(400, stream())[0]
     assert float((v != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
     assert float(v[v != 0].std()) == pytest.approx(2.0, abs=0.1)
 
@@ -108,9 +105,9 @@ def test_white_and_feature_noise_have_their_moments():
 def test_public_data_keeps_labels_with_inputs_and_draws_without_replacement_while_it_can():
     inputs, labels = torch.arange(10).view(10, 1), torch.arange(10)
     probe = PublicData(inputs, labels, provenance="a test")
-    x, y = probe.sample(10, _stream())
+    x, y = probe.sample(10, stream())
     assert torch.equal(x[:, 0], y) and sorted(y.tolist()) == list(range(10))
-    x, y = probe.sample(37, _stream())
+    x, y = probe.sample(37, stream())
     assert x.shape == (37, 1) and torch.equal(x[:, 0], y)
 
 

@@ -22,12 +22,9 @@ from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
+from tests.models import stream
 
 SHAPE = (2, 6, 5)
-
-
-def _stream(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def _model(dtype=torch.float64):
@@ -105,7 +102,7 @@ def test_the_chunk_changes_nothing(chunk):
 
 
 def test_examples_without_a_gradient_or_without_contrast_stay():
-    x = torch.randn(6, *SHAPE, generator=_stream(), dtype=torch.float64)
+    x = torch.randn(6, *SHAPE, generator=stream(), dtype=torch.float64)
     x[1] = 0.0
     weight = torch.tensor([1.0, 0.0, 1.0])
     refined = Refined(PinkNoise(SHAPE), 2).refine(
@@ -120,11 +117,11 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     without.
     """
     inner = PinkNoise(SHAPE)
-    assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
+    assert torch.equal(Refined(inner).sample(5, stream())[0], inner.sample(5, stream())[0])
     public_data = PublicData(
         torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
     )
-    assert Refined(public_data).sample(5, _stream())[1] is None
+    assert Refined(public_data).sample(5, stream())[1] is None
     seen = []
     original = ProbeRandomness.rows
     monkeypatch.setattr(
@@ -155,7 +152,7 @@ def test_its_description_names_the_other_probe_and_the_model():
 
 
 def test_an_oracle_stays_one():
-    x = torch.randn(40, *SHAPE, generator=_stream(9))
+    x = torch.randn(40, *SHAPE, generator=stream(9))
     oracle = KFAC(
         sides="both", probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long))))
     )

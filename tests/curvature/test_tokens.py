@@ -4,10 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import TokenNoise
-
-
-def _stream(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.models import stream
 
 
 def _make_noise(**fields):
@@ -31,7 +28,7 @@ def test_every_token_is_in_its_place(length, least, cls, sep, segments):
     probe = _make_noise(
         length=length, min_length=min(least, length), cls_id=cls, sep_id=sep, segments=segments
     )
-    inputs, labels = probe.sample(40, _stream(length))
+    inputs, labels = probe.sample(40, stream(length))
     assert labels is None and set(inputs) == {"input_ids", "attention_mask"} | (
         {"token_type_ids"} if segments else set()
     )
@@ -61,7 +58,7 @@ def test_every_token_is_in_its_place(length, least, cls, sep, segments):
 
 
 def _sample_tokens(probe, n=4000):
-    inputs, _ = probe.sample(n, _stream(3))
+    inputs, _ = probe.sample(n, stream(3))
     ids = inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
     return torch.bincount(ids.flatten(), minlength=probe.vocab_size).double() / ids.numel()
 
@@ -94,9 +91,9 @@ def test_tokens_follow_the_law_that_was_asked_for():
 
 def test_bare_ids_are_a_tensor_and_know_their_padding():
     probe = _make_noise(bare=True)
-    ids, _ = probe.sample(5, _stream())
+    ids, _ = probe.sample(5, stream())
     assert isinstance(ids, torch.Tensor) and torch.equal(
-        ids, _make_noise().sample(5, _stream())[0]["input_ids"]
+        ids, _make_noise().sample(5, stream())[0]["input_ids"]
     )
     # padding with the id of a special token says nothing
     assert probe.padding_id == 0 and _make_noise(pad_id=1).padding_id is None

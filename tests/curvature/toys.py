@@ -150,3 +150,9 @@ def dense_matrix(factor: Eigen) -> Tensor:
     matrix = (factor.vectors * above) @ factor.vectors.T
     matrix.diagonal().add_(factor.floor)
     return matrix
+
+
+def raise_to(matrix: Tensor, power: float, floor: float = 1e-300) -> Tensor:
+    """Return a power of a symmetric matrix, whose eigenvalues are at least `floor`."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=floor).pow(power)) @ vectors.T

@@ -14,7 +14,7 @@ from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.refined import Refined
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.session import Session
-from tests.distributed.cases import public_words
+from tests.distributed.cases import ids, public_words
 from tests.test_session import N, data, kfac, loss_fn, net
 
 
@@ -80,11 +80,6 @@ def transformer(*, tied=False, frozen=False, again=False):
     for part in (model.words, model.blocks[0]) if frozen else ():
         part.requires_grad_(False)
     return model
-
-
-def ids(n=N):
-    x, y = data(n)
-    return (x * 3).long().clamp(0, 6), y
 
 
 def shard(model, **options):

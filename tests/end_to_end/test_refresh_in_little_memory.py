@@ -24,6 +24,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.memory import peak_bytes
 from dpkfc.preconditioning import PreconditionerManager, refresh_microbatch_size
 from dpkfc.session import Session
+from tests.distributed.cases import loss
 from tests.distributed.group import run, start
 from tests.recording import Heard
 from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
@@ -278,10 +279,6 @@ def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for():
     """How many it is called with decides what it draws, so it must not follow the settings of a
     run.
     """
-
-    def loss(output, generator):
-        return (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum(1)
-
     model = limited(100)
     with session(
         plan(1.0, preconditioner=kfac(loss=loss, probe_size=24), expected_batch_size=4),

@@ -10,6 +10,7 @@ from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.eigenbasis_norms import eigenbasis_norms_of_one_position
 from dpkfc.linalg.metric import Eigenbasis
 from dpkfc.linalg.norms import per_example_norms
+from tests.models import draw
 
 F64 = torch.float64
 
@@ -49,30 +50,26 @@ def single(of):
     return Eigenbasis(*(None if x is None else x.float() for x in tensors))
 
 
-def randn(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 BLOCKS = {
-    "one position": lambda dt: Outer(randn(5, 1, 6, dtype=dt), randn(5, 1, 4, seed=1, dtype=dt)),
+    "one position": lambda dt: Outer(draw(5, 1, 6, dtype=dt), draw(5, 1, 4, seed=1, dtype=dt)),
     "one position, bias": lambda dt: Outer(
-        randn(5, 1, 6, dtype=dt), randn(5, 1, 4, seed=1, dtype=dt), homogeneous=True
+        draw(5, 1, 6, dtype=dt), draw(5, 1, 4, seed=1, dtype=dt), homogeneous=True
     ),
     "positions, kept": lambda dt: Outer(
-        randn(5, 9, 3, dtype=dt), randn(5, 9, 4, seed=1, dtype=dt), homogeneous=True
+        draw(5, 9, 3, dtype=dt), draw(5, 9, 4, seed=1, dtype=dt), homogeneous=True
     ),
     "positions, formed twice": lambda dt: Outer(
-        randn(5, 2, 9, dtype=dt), randn(5, 2, 8, seed=1, dtype=dt)
+        draw(5, 2, 9, dtype=dt), draw(5, 2, 8, seed=1, dtype=dt)
     ),
     "one position, groups": lambda dt: Outer(
-        randn(10, 1, 3, dtype=dt), randn(10, 1, 4, seed=1, dtype=dt), 2
+        draw(10, 1, 3, dtype=dt), draw(10, 1, 4, seed=1, dtype=dt), 2
     ),
     "positions, groups": lambda dt: Outer(
-        randn(10, 3, 3, dtype=dt), randn(10, 3, 4, seed=1, dtype=dt), 2
+        draw(10, 3, 3, dtype=dt), draw(10, 3, 4, seed=1, dtype=dt), 2
     ),
     "convolution": lambda dt: ConvBlock(
-        randn(3, 2, 4, 5, dtype=dt),
-        randn(3, 4, 4, 5, seed=1, dtype=dt),
+        draw(3, 2, 4, 5, dtype=dt),
+        draw(3, 4, 4, 5, seed=1, dtype=dt),
         (3, 3),
         (1, 1),
         (1, 1),
@@ -82,8 +79,8 @@ BLOCKS = {
         True,
     ),
     "convolution, groups": lambda dt: ConvBlock(
-        randn(3, 4, 2, 2, dtype=dt),
-        randn(3, 6, 1, 1, seed=1, dtype=dt),
+        draw(3, 4, 2, 2, dtype=dt),
+        draw(3, 6, 1, 1, seed=1, dtype=dt),
         (2, 2),
         (1, 1),
         (0, 0),
@@ -121,7 +118,7 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind, turns):
 @pytest.mark.parametrize("output", [False, True])
 def test_tables_equal_the_explicit_matrix(output):
     ids = torch.tensor([[0, 3, 0, 1], [2, 2, 2, 2], [4, 1, 3, 0]])
-    block = Lookup(ids, randn(3, 4, 3), 5)
+    block = Lookup(ids, draw(3, 4, 3), 5)
     metric = entry(5, 3, turns="output" if output else "none")
     exact = exact_norms(block.per_example().mT, metric)
     assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)
@@ -133,9 +130,7 @@ def test_tables_equal_the_explicit_matrix(output):
 @pytest.mark.parametrize(("s", "t"), [(3, 2), (3, 0), (0, 2)])
 def test_tied_tables_equal_the_explicit_matrix(s, t, turns):
     ids = torch.randint(0, 5, (4, s), generator=torch.Generator().manual_seed(2))
-    block = Tied(
-        Lookup(ids, randn(4, s, 3), 5), Outer(randn(4, t, 3, seed=1), randn(4, t, 5, seed=2))
-    )
+    block = Tied(Lookup(ids, draw(4, s, 3), 5), Outer(draw(4, t, 3, seed=1), draw(4, t, 5, seed=2)))
     metric = entry(3, 5, turns=turns)
     exact = exact_norms(block.per_example(), metric)
     assert_close(per_example_norms(block, metric).norms, exact, rtol=1e-10, atol=0)

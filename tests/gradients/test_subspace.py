@@ -19,7 +19,6 @@ from dpkfc.gradients.clipped_summer import ClippedSummer, Groups
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layer_contributions import capture
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.subspace_clip import spread
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import PerExample
 from dpkfc.linalg.magnitudes import product_error
@@ -27,7 +26,7 @@ from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.subspace import EMBEDDING
 from tests.gradients.cases import CASES, build, loss_fn
 from tests.gradients.loop import record
-from tests.gradients.whitened import loop_gradients
+from tests.gradients.whitened import flat, loop_gradients, stack_directions, trained
 from tests.models import randn
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-11}
@@ -47,26 +46,6 @@ def basis_of(model, x, **settings):
     gep = GEP(**{"probe": PublicData(x, provenance="random"), **options})
     rules = {layer.name: layer.rule for layer in layers}
     return gep.build(model, lambda m, loss: capture(m, layers, loss), 0, rules).metric
-
-
-def dense(model, basis):
-    """L as a matrix over all trainable parameters `[P, K]`, column by column."""
-    layers = find_layers(model)
-    columns = []
-    for one in torch.eye(basis.width, dtype=torch.float64):
-        along = spread(basis, layers, lambda span, one=one: span.combine(one))
-        columns.append(
-            flat({n: along.get(n, torch.zeros_like(p)) for n, p in trainable(model).items()})
-        )
-    return torch.stack(columns, 1)
-
-
-def trainable(model):
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-
-
-def flat(tensors):
-    return torch.cat([x.flatten().double() for x in tensors.values()])
 
 
 def stack_by_definition(g, matrix, basis):
@@ -103,7 +82,7 @@ def sum_in_parts(model, batch, basis, sizes, loss=loss_fn):
 def assert_sum_is(found, model, parts, **close):
     close = close or CLOSE
     assert_close(found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close)
-    residual = flat({n: found[n] for n in trainable(model)})
+    residual = flat({n: found[n] for n in trained(model)})
     assert_close(residual, torch.stack([r for _, r in parts]).sum(0), **close)
 
 
@@ -111,7 +90,10 @@ def assert_sum_is(found, model, parts, **close):
 def test_sums_and_norms_equal_a_loop(case):
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
-    matrix, rows = dense(model, basis), [flat(g) for g in loop_gradients(model, batch, loss_fn)]
+    matrix, rows = (
+        stack_directions(model, basis),
+        [flat(g) for g in loop_gradients(model, batch, loss_fn)],
+    )
     assert_close(matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12)
     found, norms = sum_in_parts(model, batch, basis, [4, 2])
     assert_sum_is(found, model, [stack_by_definition(g, matrix, basis) for g in rows])
@@ -130,7 +112,10 @@ def record_blocks(model, layers, batch):
 def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name):
     model, batch = build(next(case for case in CASES if case.name == name), n=7)
     basis, layers = basis_of(model, batch[0]), find_layers(model)
-    matrix, rows = dense(model, basis), [flat(g) for g in loop_gradients(model, batch, loss_fn)]
+    matrix, rows = (
+        stack_directions(model, basis),
+        [flat(g) for g in loop_gradients(model, batch, loss_fn)],
+    )
     summer, tape = ClippedSummer(layers, basis, Clip(1.0, basis.clipping)), Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)
@@ -154,7 +139,7 @@ def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp):
         find_layers(model), basis_of(model, batch[0]), Clip(1.0, "embedding_residual")
     ).result()
     assert {n: x.shape for n, x in found.items()} == {EMBEDDING: (5,)} | {
-        n: p.shape for n, p in trainable(model).items()
+        n: p.shape for n, p in trained(model).items()
     }
     assert all(bool((x == 0).all()) for x in found.values())
 
@@ -230,10 +215,12 @@ def test_float32_residuals_that_cancel_stay_below_the_bound(name, scale):
     for i in range(5):
         one = tuple(x[i : i + 1] for x in batch)
         found, _ = sum_in_parts(model, one, basis, [1], lambda m, b: loss_fn(m, b) * scale)
-        residual = torch.cat([found[n].double().flatten() for n in trainable(model)])
+        residual = torch.cat([found[n].double().flatten() for n in trained(model)])
         assert float(residual.norm()) <= 1 + 1e-5
         assert float(found[EMBEDDING].double().norm()) <= 1 + 1e-6
-    defect = dense(model, basis).T @ dense(model, basis) - torch.eye(5, dtype=torch.float64)
+    defect = stack_directions(model, basis).T @ stack_directions(model, basis) - torch.eye(
+        5, dtype=torch.float64
+    )
     assert float(torch.linalg.matrix_norm(defect, 2)) <= basis.defect * (1 + 1e-6) + 1e-12
     for layer, block in record_blocks(model, layers, batch):
         span = basis.spans[layer.name]
@@ -250,7 +237,7 @@ def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound():
     basis = basis_of(
         model, x, rank=4, groups=1, loss=lambda output, g: (output * 0.7 + 1).square().mean(1)
     )
-    matrix = dense(model, basis)
+    matrix = stack_directions(model, basis)
     spans = {
         n: replace(s, vectors={r: v * 1.01 for r, v in s.vectors.items()})
         for n, s in basis.spans.items()

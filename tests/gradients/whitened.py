@@ -15,8 +15,10 @@ from dpkfc.gradients.clip import Clip
 from dpkfc.gradients.clipped_summer import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.subspace_clip import spread
 from dpkfc.linalg.metric import Elementwise, Kronecker, Metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank, Side
+from dpkfc.linalg.subspace import Subspace
 from tests.gradients.loop import record
 from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of
 
@@ -115,6 +117,27 @@ def loop_gradients(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str
     """The gradient of every single example by plain autograd."""
     singles = [example_rows(batch, [i]) for i in range(size_of(batch))]
     return gradients_of_each(model, singles, loss_fn)
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    """Return the entries of all tensors in float64."""
+    return torch.cat([x.flatten().double() for x in tensors.values()])
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """Return the trainable parameters by name."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def stack_directions(model: nn.Module, basis: Subspace) -> Tensor:
+    """Return L as a matrix over all trainable parameters `[P, K]`, column by column."""
+    layers = find_layers(model)
+    parameters = trained(model)
+    columns = []
+    for one in torch.eye(basis.width, dtype=torch.float64):
+        along = spread(basis, layers, lambda span, one=one: span.combine(one))
+        columns.append(flat({n: along.get(n, torch.zeros_like(p)) for n, p in parameters.items()}))
+    return torch.stack(columns, 1)
 
 
 def clip_in_library(

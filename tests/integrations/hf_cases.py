@@ -112,10 +112,6 @@ def arguments(folder, **settings):
     return TrainingArguments(output_dir=str(folder), **{**chosen, **settings})
 
 
-def weights(model):
-    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
-
-
 OF_TRAINER = {
     "per_example_loss",
     "log_private_loss",

@@ -86,10 +86,6 @@ def releases(folder):
     return len(verify(folder / "ledger.jsonl").releases)
 
 
-def weights(module):
-    return torch.cat([p.detach().double().flatten() for p in module.parameters()])
-
-
 @contextmanager
 def quiet():
     """Without the advice of Lightning, and without the warning of a run in test mode."""

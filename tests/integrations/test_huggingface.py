@@ -31,8 +31,8 @@ from tests.integrations.hf_cases import (
     pad,
     plan_of,
     trainer_of,
-    weights,
 )
+from tests.models import weights
 from tests.recording import Heard
 
 

@@ -24,8 +24,8 @@ from tests.integrations.lightning_cases import (
     quiet,
     releases,
     trainer_of,
-    weights,
 )
+from tests.models import weights
 from tests.recording import Heard
 
 

@@ -18,8 +18,8 @@ from tests.integrations.lightning_cases import (
     quiet,
     releases,
     trainer_of,
-    weights,
 )
+from tests.models import weights
 
 
 @pytest.fixture(autouse=True)

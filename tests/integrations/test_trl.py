@@ -201,7 +201,11 @@ def test_the_loss_of_a_pair_is_that_of_trl_for_the_pair_alone(kind, tmp_path):
     trainer.model.eval()
     rows = trainer.train_dataset.select(range(N - 1))
     collate = trainer.make_collate(trainer.data_collator)
-    found = trainer.per_example_loss(trainer.model, collate(list(rows)))
+    check_alone(trainer, trainer.per_example_loss(trainer.model, collate(list(rows))), rows)
+
+
+def check_alone(trainer, found, rows):
+    """Check that losses are TRL's own of each row alone."""
     alone = [trainer.compute_loss(trainer.model, trainer.data_collator([row])) for row in rows]
     torch.testing.assert_close(found, torch.stack(alone).double(), rtol=1e-5, atol=1e-6)
 
@@ -212,8 +216,7 @@ def test_the_loss_of_a_text_is_that_of_trl_for_the_text_alone(tmp_path):
     rows = [{name: row[name] for name in ("input_ids", "labels")} for row in trainer.train_dataset]
     with open_session(trainer, None):
         found = trainer.per_example_loss(trainer.model, trainer.data_collator(rows))
-    alone = [trainer.compute_loss(trainer.model, trainer.data_collator([row])) for row in rows]
-    torch.testing.assert_close(found, torch.stack(alone).double(), rtol=1e-5, atol=1e-6)
+    check_alone(trainer, found, rows)
     assert max(len(row["input_ids"]) for row in rows) == LONGEST
 
 

@@ -381,8 +381,7 @@ def check_fresh(session):
     w = noise_of(session)
     before, after = w[: session.first], w[session.first :]
     assert abs(before @ after.T / w.shape[1]).max() < 6 * 2 / math.sqrt(w.shape[1])
-    z = _matrix(BANDS, len(after)) @ after
-    assert np.allclose(z @ z.T / w.shape[1], np.eye(len(z)), atol=6 * 1.5 / math.sqrt(w.shape[1]))
+    check_white(after)
 
 
 def test_a_resumed_run_takes_further_turns_with_fresh_noise(tmp_path):
@@ -405,16 +404,15 @@ def go_back(folder):
     return train(session)
 
 
-def check_draws(session):
-    """Check that C times the noise of all releases is white: each has one draw of its own."""
-    w = noise_of(session)
+def check_white(w):
+    """Check that C times the noise of releases is white: each has one draw of its own."""
     z = _matrix(BANDS, len(w)) @ w
     assert np.allclose(z @ z.T / w.shape[1], np.eye(len(z)), atol=6 * 1.5 / math.sqrt(w.shape[1]))
 
 
 def test_a_restored_session_takes_further_turns_too(tmp_path):
     session = go_back(tmp_path)
-    check_draws(session)
+    check_white(noise_of(session))
     assert [place for place, *_ in session.seen] == list(range(STEPS))
     assert [released.step for *_, released in session.seen] == [*range(7), *range(5, 9)]
     check_turns(session)
@@ -457,7 +455,7 @@ def test_a_stale_cache_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "save", keep)
     monkeypatch.setattr(Session, "restore", restore_draws)
     with pytest.raises(AssertionError):
-        check_draws(go_back(tmp_path))
+        check_white(noise_of(go_back(tmp_path)))
 
 
 def test_noise_beyond_the_free_memory_is_drawn_again(monkeypatch, caplog):

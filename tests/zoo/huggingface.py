@@ -5,6 +5,7 @@ is built.
 import torch
 import torch.nn.functional as F
 
+from tests.models import classify, predict_next
 from tests.zoo.registry import add_architecture, generator_of, normal
 
 T, V = 6, 23
@@ -99,22 +100,11 @@ def _inputs(batch):
     return {name: x for name, x in batch.items() if name != "labels"}
 
 
-def loss_of_class(model, batch):
-    """Cross-entropy of one label an example."""
-    return F.cross_entropy(model(**_inputs(batch)).logits, batch["labels"], reduction="none")
-
-
-def loss_of_tokens(model, batch, shift=0):
+def loss_of_tokens(model, batch):
     """Mean cross-entropy over each example's own labelled positions."""
     logits, labels = model(**_inputs(batch)).logits, batch["labels"]
-    logits, labels = logits[:, : logits.shape[1] - shift], labels[:, shift:]
     losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
     return losses.sum(1) / (labels != -100).sum(1).clamp(min=1)
-
-
-def loss_of_next(model, batch):
-    """Mean cross-entropy of the next token."""
-    return loss_of_tokens(model, batch, shift=1)
 
 
 def loss_of_pooled(model, batch):
@@ -222,7 +212,7 @@ for _attention in ("eager", "sdpa"):
         "BertConfig",
         _BERT,
         padded_tokens,
-        loss_of_class,
+        classify,
         _attention,
     )
 add(
@@ -239,7 +229,7 @@ add(
     "AlbertConfig",
     _BERT | {"embedding_size": 4},
     padded_tokens,
-    loss_of_class,
+    classify,
 )
 add(
     "deberta_v2",
@@ -256,7 +246,7 @@ add(
         "share_att_key": True,
     },
     padded_tokens,
-    loss_of_class,
+    classify,
 )
 add(
     "roformer",
@@ -264,7 +254,7 @@ add(
     "RoFormerConfig",
     _BERT | {"embedding_size": 8},
     padded_tokens,
-    loss_of_class,
+    classify,
 )
 
 # Decoders.
@@ -276,7 +266,7 @@ for _attention in ("eager", "sdpa"):
         "GPT2Config",
         _GPT2,
         padded_text,
-        loss_of_next,
+        predict_next,
         _attention,
     )
     add(
@@ -285,7 +275,7 @@ for _attention in ("eager", "sdpa"):
         "LlamaConfig",
         _LLAMA | _ENDS,
         padded_text,
-        loss_of_next,
+        predict_next,
         _attention,
         tolerance=FLOAT32_INSIDE,
     )
@@ -295,7 +285,7 @@ add(
     "GPT2Config",
     _GPT2,
     left_padded_text,
-    loss_of_next,
+    predict_next,
     "eager",
 )
 _CAUSAL = {
@@ -314,7 +304,7 @@ for _name, (_model, _config, _more) in _CAUSAL.items():
         _config,
         _LLAMA | _ENDS | {"tie_word_embeddings": True} | _more,
         plain_text if _name in _WITHOUT_PADDING else padded_text,
-        loss_of_next,
+        predict_next,
         tolerance=FLOAT32_INSIDE,
     )
 for _way in ("eager", "batched_mm"):
@@ -326,7 +316,7 @@ for _way in ("eager", "batched_mm"):
         | _ENDS
         | {"num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": _way},
         padded_text,
-        loss_of_next,
+        predict_next,
         tolerance=FLOAT32_INSIDE,
     )
 add(
@@ -345,7 +335,7 @@ add(
         **_ENDS,
     },
     plain_text,
-    loss_of_next,
+    predict_next,
     tolerance=FLOAT32_INSIDE,
 )
 
@@ -403,7 +393,7 @@ for _attention in ("eager", "sdpa"):
         "ViTConfig",
         _VIT,
         pictures,
-        loss_of_class,
+        classify,
         _attention,
     )
 add(
@@ -412,7 +402,7 @@ add(
     "Dinov2Config",
     _VIT | {"mlp_ratio": 1},
     pictures,
-    loss_of_class,
+    classify,
 )
 add(
     "beit",
@@ -420,7 +410,7 @@ add(
     "BeitConfig",
     _VIT | {"use_relative_position_bias": True, "use_mask_token": False},
     pictures,
-    loss_of_class,
+    classify,
 )
 for _version, _more in (("", {}), ("v2", {"pretrained_window_sizes": [0, 0]})):
     add(
@@ -439,7 +429,7 @@ for _version, _more in (("", {}), ("v2", {"pretrained_window_sizes": [0, 0]})):
             **_more,
         },
         lambda n: pictures(n, 16),
-        loss_of_class,
+        classify,
     )
 add(
     "convnext",
@@ -454,7 +444,7 @@ add(
         "image_size": 8,
     },
     pictures,
-    loss_of_class,
+    classify,
 )
 add(
     "clip_vision",
@@ -535,7 +525,7 @@ add(
     "Wav2Vec2Config",
     _WAV,
     waveforms,
-    loss_of_class,
+    classify,
 )
 
 
@@ -558,7 +548,7 @@ add_architecture(
     "transformers",
     wav2vec2_in_training,
     recordings,
-    loss_of_class,
+    classify,
     is_random=True,
     requires="transformers",
 )
@@ -575,7 +565,7 @@ add_architecture(
     "transformers",
     rwkv_in_training,
     plain_text,
-    loss_of_next,
+    predict_next,
     requires="transformers",
 )
 
@@ -608,7 +598,7 @@ def perceiver_tokens(n):
 
 
 add_architecture(
-    "perceiver", "transformers", perceiver, perceiver_tokens, loss_of_class, requires="transformers"
+    "perceiver", "transformers", perceiver, perceiver_tokens, classify, requires="transformers"
 )
 
 # -- peft ------------------------------------------------------------------------------------------
@@ -637,8 +627,8 @@ def add_adapted(name, base, config, *data, **settings):
 
 _BASE_BERT = build("BertForSequenceClassification", "BertConfig", _BERT, "eager")
 _BASE_GPT2 = build("GPT2LMHeadModel", "GPT2Config", _GPT2, "eager")
-_BERT_DATA = (padded_tokens, loss_of_class)
-_GPT2_DATA = (padded_text, loss_of_next)
+_BERT_DATA = (padded_tokens, classify)
+_GPT2_DATA = (padded_text, predict_next)
 _LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]}
 add_adapted("lora_bert", _BASE_BERT, "LoraConfig", *_BERT_DATA, task_type="SEQ_CLS", **_LORA)
 add_adapted(
@@ -707,7 +697,7 @@ def llama_adapter():
     return peft.get_peft_model(base, config).train()
 
 
-add_architecture("llama_adapter", "peft", llama_adapter, plain_text, loss_of_next, requires="peft")
+add_architecture("llama_adapter", "peft", llama_adapter, plain_text, predict_next, requires="peft")
 
 
 def loss_after_prompt(model, batch):
