@@ -34,12 +34,8 @@ class Chosen(Wrapped):
         self.dataset, self.indices = dataset, indices
 
 
-TABLE = datasets.Dataset.from_dict(
-    {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
-)
-OTHER_TABLE = datasets.Dataset.from_dict(
-    {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
-)
+COLUMNS = {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
+TABLE, OTHER_TABLE = (datasets.Dataset.from_dict(COLUMNS) for _ in range(2))
 REPEATED = {
     "an index twice": (Subset(RECORDS, [1, 2, 2]), 1),
     "twice in one inside": (Subset(Subset(RECORDS, [3, 4, 3]), [0, 2]), 1),

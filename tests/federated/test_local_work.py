@@ -16,7 +16,17 @@ from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.protocol import PostProcess
 from tests.federated.test_equality import plain_clipped_sum, set_weights
-from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
+from tests.federated.worlds import (
+    CLIENTS,
+    RECORDS,
+    check_end,
+    datasets,
+    head,
+    loss_fn,
+    plan_of,
+    vector,
+    world,
+)
 
 
 def gradient(model, data):
@@ -43,7 +53,7 @@ def test_federated_averaging_of_clipped_changes():
             change = theta - own
             changes.append(change * min(1.0, 0.02 / float(change.norm())))
         theta = theta - sum(changes) / CLIENTS
-    assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-7
+    check_end(run, theta, 1e-7)
 
 
 def test_local_steps_leave_the_weights_of_the_round_in_the_model():
@@ -68,7 +78,7 @@ def test_private_local_steps_of_single_examples():
                 own = own - 0.2 * plain_clipped_sum(set_head(own), data, 0.5) / (RECORDS // CLIENTS)
             changes.append(theta - own)
         theta = theta - sum(changes) / CLIENTS
-    assert float((theta - vector(run.server.parameters)).abs().max()) < 1e-12
+    check_end(run, theta)
     assert run.server.ledger.count == 6 == plan.releases
 
 

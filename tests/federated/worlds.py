@@ -98,3 +98,8 @@ def kill_server(patch, method, number, *, before=False):
 
 def vector(tensors):
     return torch.cat([x.detach().double().flatten() for x in tensors.values()])
+
+
+def check_end(run, theta, tolerance=1e-12):
+    """Check that a run ends at these weights."""
+    assert float((theta - vector(run.server.parameters)).abs().max()) < tolerance

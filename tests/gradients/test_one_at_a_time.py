@@ -30,6 +30,11 @@ def part_of(weights, group):
     return Part(records=np.arange(N), weights=values, units=N // group, group=group)
 
 
+def check_sum(model, found, expected):
+    total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
+    assert_close(total, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.5, 0.0, 2.0]])
@@ -49,8 +54,7 @@ def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     lengths = units.norm(dim=1)
     expected = (units * (0.8 / lengths).clamp(max=1).unsqueeze(1)).sum(0)
     assert_close(norms, lengths, rtol=1e-10, atol=1e-12)
-    total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
-    assert_close(total, expected, rtol=1e-9, atol=1e-12)
+    check_sum(model, found, expected)
 
 
 def test_a_parameter_made_of_the_outputs_of_a_batch_mixes_no_examples():
@@ -67,8 +71,7 @@ def test_a_parameter_made_of_the_outputs_of_a_batch_mixes_no_examples():
         gradients = torch.autograd.grad(loss(model, (x[i : i + 1],)), list(model.parameters()))
         row = torch.cat([g.flatten() for g in gradients])
         expected += row * (0.8 / row.norm()).clamp(max=1)
-    total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
-    assert_close(total, expected, rtol=1e-9, atol=1e-12)
+    check_sum(model, found, expected)
 
 
 @pytest.mark.parametrize("operation", [None, ALONE])

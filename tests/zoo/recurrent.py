@@ -56,6 +56,10 @@ def cell_that_begins_with_no_state():
     return Network(forward, cell=nn.LSTMCell(3, 4), head=nn.Linear(4, 3))
 
 
+def _with_inner(forward):
+    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+
+
 register_ragged = register("recurrent", ragged(), classify)
 
 
@@ -102,7 +106,7 @@ def rows_sorted_and_scattered_back():
         back = torch.zeros_like(h).index_copy(0, order, h)
         return m.head(back)
 
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    return _with_inner(forward)
 
 
 @register_ragged
@@ -116,7 +120,7 @@ def valid_positions_selected_by_mask():
         out[mask] = h
         return m.head(out.sum(1))
 
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    return _with_inner(forward)
 
 
 @register_ragged
@@ -128,7 +132,7 @@ def trimmed_to_the_longest_with_a_mask():
         mask = (torch.arange(x.shape[1]) < lengths[:, None]).unsqueeze(-1)
         return m.head((torch.tanh(m.inner(x)) * mask).sum(1) / lengths[:, None])
 
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    return _with_inner(forward)
 
 
 @register_ragged
@@ -138,7 +142,7 @@ def rows_shuffled_at_random_and_back():
         h = torch.tanh(m.inner(x[order])).mean(1)
         return m.head(h[torch.argsort(order)])
 
-    return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    return _with_inner(forward)
 
 
 @register("recurrent", texts(), next_token)
