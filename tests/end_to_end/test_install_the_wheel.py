@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
-import sys
-import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +28,7 @@ from tests.app.own_files import (
     write_texts,
 )
 from tests.documents import ROOT
+from tests.wheels import install_wheel, run_outside, user_environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -129,46 +127,20 @@ class Installed:
         return lines[0]
 
 
-def _run(*words, cwd=None):
-    done = subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, cwd=cwd, env=_environment()
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _environment():
-    """What a command of a user finds: nothing of the checkout."""
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "DPKFC_DATA")
-    return {name: value for name, value in os.environ.items() if name not in hidden}
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Build the wheel from a copy of the source, and install it beside the libraries. No network.
-
-    Libraries are links to those of the running interpreter.
-    """
+    """Install the wheel beside all libraries, and start the process whose forks run commands."""
     place = tmp_path_factory.mktemp("wheel")
     source = place / "source"
     leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", source / "src", ignore=leave_out)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    offline = ("--no-index", "--no-deps", "--disable-pip-version-check", "-q")
-    isolated = ("-m", "pip", "wheel", *offline, "--no-build-isolation", "-w", place, source)
-    _run(sys.executable, *isolated)
-    environment = place / "environment"
-    _run(sys.executable, "-m", "venv", "--without-pip", environment)
-    bases = {"base": str(environment), "platbase": str(environment)}
-    site = Path(sysconfig.get_path("purelib", "venv", bases))
-    for library in Path(sysconfig.get_path("purelib")).iterdir():
-        if not library.name.startswith(("dpkfc", "__editable__", "_virtualenv")):
-            (site / library.name).symlink_to(library)
-    scripts = Path(sysconfig.get_path("scripts", "venv", bases))
-    (wheel,) = place.glob("*.whl")
-    into = ("--python", scripts / "python", "install", *offline, wheel)
-    _run(sys.executable, "-m", "pip", *into)
+    scripts, modules = install_wheel(
+        source,
+        place,
+        lambda name: not name.startswith(("dpkfc", "__editable__", "_virtualenv")),
+    )
     folder = place / "user"
     folder.mkdir()
     # As for a program, the folder of the script is where modules are looked for, not the user's.
@@ -177,13 +149,13 @@ def installed(tmp_path_factory):
     with subprocess.Popen(
         [scripts / "python", script],
         cwd=folder,
-        env=_environment(),
+        env=user_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as commands:
         assert commands.stdin is not None and commands.stdout is not None
-        assert Path(commands.stdout.readline().strip()).is_relative_to(site)
+        assert Path(commands.stdout.readline().strip()).is_relative_to(modules)
         yield Installed(scripts, folder, commands)
         commands.stdin.close()
 
@@ -191,7 +163,7 @@ def installed(tmp_path_factory):
 def test_a_csv_file_with_missing_values_leads_to_predictions(installed):
     write_patients(installed.folder)
     words = ("train", "--data", "patients.csv", "--schema", "patients.toml", "--out", "csv")
-    _run(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder)
+    run_outside(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder)
     run = installed.check("csv")
     assert 'kind = "flag"' in (run / "schema.toml").read_text("utf-8")
     assert len(installed.predict("csv", "patients.csv")) == 200

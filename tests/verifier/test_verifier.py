@@ -1,12 +1,9 @@
 """`dpkfc-verify` finds what does not belong together, without torch and dp-accounting."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -29,6 +26,7 @@ from tests.verifier.folders import (
     sentence_of,
     stamp_of,
 )
+from tests.wheels import install_wheel
 
 GOOD = ["plain", "certified", "stamped", "with a release beside the steps", "cut batches"]
 GOOD += ["federated"]
@@ -94,28 +92,10 @@ def test_it_runs_where_numpy_and_scipy_alone_can_be_imported(good):
 
 @pytest.mark.slow
 def test_it_runs_in_a_fresh_environment(good, tmp_path):
-    """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else.
-
-    pip takes a package that PYTHONPATH leads to for installed.
-    """
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """The environment has the distribution of the verifier, NumPy and SciPy, and nothing else."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / "verifier", source, ignore=shutil.ignore_patterns("*.egg-info"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    offline = ["--no-index", "--no-deps"]
-    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source]
-    subprocess.run(list(map(str, build)), check=True, env=clean)
-    environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    bases = {"base": str(environment), "platbase": str(environment)}
-    site = Path(sysconfig.get_path("purelib", "venv", bases))
-    for library in Path(sysconfig.get_path("purelib")).iterdir():
-        if library.name.startswith(("numpy", "scipy")):
-            (site / library.name).symlink_to(library)
-    scripts = Path(sysconfig.get_path("scripts", "venv", bases))
-    (wheel,) = tmp_path.glob("*.whl")
-    install = [*pip, "--python", scripts / "python", "install", *offline, wheel]
-    subprocess.run(list(map(str, install)), check=True, env=clean)
+    scripts, _ = install_wheel(source, tmp_path, lambda name: name.startswith(("numpy", "scipy")))
     words = [scripts / "dpkfc-verify", good["certified"]]
     done = subprocess.run(words, capture_output=True, text=True, env={}, check=False)
     assert done.returncode == 0 and ": HOLDS" in done.stdout, done.stdout + done.stderr
