@@ -204,6 +204,8 @@ def test_bad_settings(settings, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ((0.0, DELTA, 1000), "epsilon must be positive and finite, got 0.0"),
+        ((1.0, 0.0, 1000), r"delta must be in \(0, 1\), got 0.0"),
         (
             (1.0, DELTA, 49),
             "expected_batch_size is 50, more than dataset_size = 49; choose at most 49",
@@ -222,7 +224,12 @@ def test_bad_noise(noise):
         make(noise=noise)
 
 
-def test_a_calibration_warns_once_of_a_useless_delta():
+def test_a_useless_delta_is_refused_or_uncertified_and_warned_of_once():
+    with pytest.raises(ValueError, match="is not below 1 / N.*or say uncertified"):
+        make(delta=0.01)
+    with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
+        assert not make(delta=0.01, uncertified=True).certified
+    assert len(caught) == 1
     config = PrivacyConfig(expected_batch_size=50, steps=1, accountant="rdp", uncertified=True)
     with pytest.warns(UserWarning, match="is not below 1 / N") as caught:
         config.calibrate(3.0, 0.01, 100)

@@ -80,7 +80,8 @@ def test_errors_are_in_the_unit_of_the_target(finished):
     assert code == 0 and "298 records; 2 without a known target left out" in text
     assert f"mean absolute error {mean:.5g}" in text or f"error {mean:.4f}" in text
     assert f"root mean squared error {root:.5g}" in text or f"error {root:.4f}" in text
-    assert f"range {1 - mean / 200:.4f}" in text
+    assert "PRIVATE" in text and f"range {1 - mean / 200:.4f}" in text
+    assert "PRIVATE" not in call_flat("evaluate", folder, "--data", path, "--public")[1]
 
 
 def test_predictions_are_numbers_between_the_bounds(finished, tmp_path):

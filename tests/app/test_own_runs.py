@@ -499,7 +499,7 @@ def test_a_dry_run_without_the_resource_module_asks_psutil(tmp_path, monkeypatch
         assert code == 0 and said in text
 
 
-def test_labels_of_no_class_are_said_before_a_run(tmp_path):
+def test_labels_of_no_class_are_said_before_and_after_a_run(tmp_path):
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["No.", "perhaps"]'), "utf-8")
     own = ["--data", str(path), "--schema", str(schema)]
@@ -508,3 +508,6 @@ def test_labels_of_no_class_are_said_before_a_run(tmp_path):
     schema.write_text(SCHEMA.replace('["no", "yes"]', '["never", "perhaps"]'), "utf-8")
     code, looked = call_flat("doctor", *own)
     assert code == 0 and "100.0% of the records have no known target" in looked
+    run(own_config(path, schema, tmp_path / "run"))
+    code, text = call_flat("evaluate", tmp_path / "run")
+    assert code == 2 and "no test row has a known label" in text and "0.0000" not in text

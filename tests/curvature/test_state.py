@@ -37,6 +37,8 @@ def test_the_state_restores_every_bit(dtype, tmp_path):
     again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest and again.step == 7 and again.scale == built.scale
     assert again.report == built.report
+    for name, entry in built.metric.items():
+        assert type(again.metric[name]) is type(entry)
     for name, sides in built.spectra.items():
         assert all(torch.equal(values, again.spectra[name][side]) for side, values in sides.items())
     safetensors = pytest.importorskip("safetensors.torch")

@@ -134,6 +134,12 @@ def test_bad_numbers_are_refused():
         epsilon(poisson(0.1, 1.0), -1, DELTA)
 
 
+def test_cross_check_of_fixed_size_batches_has_rdp_alone():
+    both = cross_check(make_fixed_event(100, 5, 2.0), 10, DELTA, "replace_one")
+    assert both["pld"] is None
+    assert both["rdp"] > 0
+
+
 def test_cross_check_refuses_a_contradiction(monkeypatch):
     monkeypatch.setattr(
         comparison, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0

@@ -102,6 +102,17 @@ def test_a_charge_is_synced_before_it_returns(tmp_path, monkeypatch):
         assert len(verify(tmp_path / "l").releases) == 1
 
 
+def test_reopening_continues_the_chain(path):
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        assert ledger.count == 3
+        old = ledger.head
+        assert charge(ledger, 2) == 4
+        assert ledger.contains(3, old)
+    state = verify(path)
+    assert len(state.releases) == 4
+    assert state.releases[3]["prev"] == old
+
+
 def test_a_crash_at_any_byte_of_the_last_line(path, caplog):
     content = path.read_bytes()
     start = content[:-1].rfind(b"\n") + 1
@@ -200,6 +211,15 @@ def test_tampering_names_the_line(path, edit, message):
             use(path)
 
 
+def test_lines_cut_off_at_the_end_are_noticed_by_a_checkpoint(path):
+    head = verify(path).heads[3]
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        assert not ledger.contains(3, head)
+        charge(ledger, 7)
+        assert not ledger.contains(3, head)
+
+
 def test_another_plan_or_mode_is_refused(path):
     with pytest.raises(
         LedgerError, match=f"belongs to the plan {PLAN[:12]}, this run to {'b' * 12};"
@@ -218,6 +238,15 @@ def test_a_header_may_say_more_but_not_lie(tmp_path):
         assert ledger.count == 0
     with pytest.raises(ValueError, match=r"may not set \['plan_hash'\]"):
         Ledger.open(None, PLAN, {"plan_hash": "x"})
+
+
+def test_two_writers_are_kept_apart(path):
+    with (
+        Ledger.open(path, PLAN, HEADER),
+        pytest.raises(LedgerError, match="is being written by another run"),
+    ):
+        Ledger.open(path, PLAN, HEADER)
+    Ledger.open(path, PLAN, HEADER).close()
 
 
 def _hold_ledger(path, close_first):

@@ -11,7 +11,8 @@ import torch
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.privacy import mechanism
-from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, gaussian_release, release
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 
@@ -75,6 +76,19 @@ def test_the_ledger_is_on_the_disk_before_the_noise_is_drawn(tmp_path):
     assert released.noise_variance == pytest.approx((plan.stddev / B) ** 2)
     assert (record["step"], record["noise_multiplier"]) == (4, plan.noise_multiplier)
     assert (record["stddev"], record["sensitivity"]) == (plan.stddev, plan.sensitivity)
+
+
+def test_beyond_the_plan_nothing_is_released():
+    plan = make_plan(steps=2)
+    ledger, noise = make_ledger(plan), plan.noise_stream()
+    for step in range(2):
+        release(zeros(plan), plan, noise, ledger, step)
+    with pytest.raises(BudgetExhausted, match="the plan allows 2 releases"):
+        release(zeros(plan), plan, noise, ledger, 2)
+    assert ledger.count == 2
+    ledger.close()
+    with pytest.raises(LedgerError, match="it is closed"):
+        release(zeros(plan), plan, noise, ledger, 2)
 
 
 @pytest.mark.parametrize(

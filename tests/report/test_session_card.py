@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
 from dpkfc.app.html.page import render_card
 from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.report.card import CardFacts, build_card, session_card
 from dpkfc.report.card_files import to_markdown
 from dpkfc.report.verify import verify_ledger
@@ -157,6 +158,8 @@ def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path):
     path = tmp_path / "ledger.jsonl"
     train_session(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
     message = "holds 2 releases from before; this session begins at new weights and has 4 left"
+    with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore\(\)"):
+        train_session(plan_of(), path, steps=2)
     with pytest.warns(UserWarning, match=message) as seen:
         train_session(plan_of(), path, steps=2, resume=True)
     assert len(seen) == 1 and seen[0].filename == __file__

@@ -161,10 +161,16 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     assert min(rates) < bounds.low or max(rates) > bounds.high / 10
 
 
-def test_trials_of_other_settings_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
+    ],
+)
+def test_trials_of_other_settings_are_refused(tmp_path, changed, message):
     open_search(tmp_path)
-    with pytest.raises(StudyError, match="epsilon = the recipe's value, not 0.5"):
-        open_search(tmp_path, epsilon=0.5)
+    with pytest.raises(StudyError, match=message):
+        open_search(tmp_path, **changed)
 
 
 def test_a_last_line_that_was_cut_short_is_removed_and_nothing_else(tmp_path):
