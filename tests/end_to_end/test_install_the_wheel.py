@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,10 @@ from tests.wheels import install_wheel, run_outside, user_environment
 
 pytestmark = [
     pytest.mark.slow,
+    # To look for the module pip keeps setuptools, and with it inductor, from being imported later.
     pytest.mark.skipif(
-        not (find_spec("pip") and find_spec("setuptools")), reason="needs pip and setuptools"
+        not {"pip", "setuptools"} <= {found.name for found in distributions()},
+        reason="needs pip and setuptools",
     ),
 ]
 

@@ -135,7 +135,7 @@ class Federation:
             str(self.link),
             "--disable-runtime-dependency-installation",
         )
-        for _ in range(300):
+        while found.poll() is None:
             with socket.socket() as s:
                 if s.connect_ex(("127.0.0.1", self.link)) == 0:
                     return found
