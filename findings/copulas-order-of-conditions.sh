@@ -8,7 +8,7 @@
 #   of the dictionary, age first. The age gets the score of the height and the height the score of the
 #   age. The columns with the conditions show what was asked for, so the table looks right.
 # Expected: the same samples for both orders, since a condition has a name.
-# Why it matters here: conditional samples fill missing values and are compared with those of a
+# Why it matters here: conditional samples fill missing values and are compared with samples of a
 #   private synthesizer.
 # Instead: {name: conditions[name] for name in model.columns if name in conditions}.
 set -euo pipefail

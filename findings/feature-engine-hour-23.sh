@@ -8,7 +8,7 @@
 #   days of the week from 0 to 6 one of six days. If nobody was admitted after 20 o'clock in the training
 #   table, 20 is 0 o'clock.
 # Expected: 24 and 7 points; the period of a column is not in its largest value where it begins at 0.
-# Why it matters here: a model cannot tell patients admitted on a Sunday from those of a Monday.
+# Why it matters here: a model cannot tell a patient admitted on a Sunday from one admitted on a Monday.
 # Instead: CyclicalFeatures(max_values={'hour': 24, 'weekday': 7, 'month': 12}).
 set -euo pipefail
 folder=$(mktemp -d)

@@ -10,7 +10,7 @@ from pathlib import Path
 def install_wheel(source, place, is_needed):
     """Install the wheel of `source` below `place`; return the folders of its scripts and modules.
 
-    Libraries whose names are needed are links to those of the running interpreter.
+    The libraries it needs are links into the environment of the running interpreter.
     """
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
     offline = ("--no-index", "--no-deps")

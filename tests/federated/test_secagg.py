@@ -128,8 +128,8 @@ def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
 
 @pytest.mark.parametrize("colluding", [(), (0, 2, 5)])
 def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colluding):
-    """Subtract all masks that are known to them from every sum of messages: only that of all others
-    is small.
+    """Subtract the masks that they know from each sum of messages: only the sum of all others is
+    small.
     """
     cohort = Cohort(7, 4)
     assert len(colluding) < cohort.threshold
@@ -146,7 +146,7 @@ def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colludi
 
 
 def check_opened(cohort, opened):
-    """Check that of some messages, without masks that are known, only the sum of all is small."""
+    """Check that the sum of all messages is small, and no other sum, without the known masks."""
     for size in range(1, len(opened)):
         for chosen in itertools.combinations(opened, size):
             assert mean_size(total([opened[i] for i in chosen])) > FEW_STEPS

@@ -161,6 +161,31 @@ def test_a_compiled_graph_equals_single_examples_at_every_size(make, shape, word
     assert counts["fxgraph_cache_hit"] + counts["fxgraph_cache_miss"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(find_compiler_fault()), reason="needs a C++ compiler")
+def test_a_mask_of_weights_and_inputs_is_drawn_once_in_a_compiled_graph():
+    """With one mask of zeros and ones, the product of masked ones is the number of ones."""
+
+    def forward(m, x):
+        mask = torch.bernoulli(torch.full((1, 64), 0.5))
+        return F.linear(x * mask, m.w * mask) - mask.sum()
+
+    model = Net(forward, w=nn.Parameter(torch.ones(1, 64)))
+    passes = GraphPasses(model, find_layers(model), compiles=True)
+    seen = []
+
+    def weigh(losses):
+        seen.append(losses.detach())
+        return losses.sum()
+
+    counters["inductor"].clear()
+    for n in (3, 7):
+        batch = (torch.ones(n, 64),)
+        calls = passes.calls(lambda m, b: m(b[0]).squeeze(1), None, batch, n, weigh)
+        assert calls is not None, passes.refusal
+    assert counters["inductor"] and not torch.cat(seen).any()
+
+
 def test_a_folder_with_a_space_is_named(monkeypatch):
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/data of wards/tmp")
     assert find_compiler_fault() == (

@@ -229,8 +229,10 @@ def test_a_budget_keeps_its_terms(tmp_path, settings, match):
 
 
 def test_a_missing_budget_is_one_error_and_no_file(tmp_path):
-    with pytest.raises(BudgetError, match=r"no budget .*typo\.toml; begin one: dpkfc budget"):
-        Budget(tmp_path / "typo.toml")
+    with pytest.raises(
+        BudgetError, match=r"no budget .*; begin one: dpkfc budget 'ty po\.toml' --"
+    ):
+        Budget(tmp_path / "ty po.toml")
     with pytest.raises(BudgetError, match="cannot be written"):
         budget(tmp_path / "nowhere")
     assert not list(tmp_path.iterdir())

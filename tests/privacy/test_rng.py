@@ -4,6 +4,7 @@
 
 import copy
 import pickle
+import threading
 import time
 
 import numpy as np
@@ -82,19 +83,33 @@ def test_a_draw_that_is_handed_out_is_the_draw_in_order(size, threads):
     assert np.array_equal(handed, NoiseStream.repeatable(4).normal(size, 2))
 
 
-def test_what_fails_in_a_thread_is_raised_when_no_thread_works_any_more():
+def test_a_draw_that_fails_ends_when_no_thread_uses_it_any_more():
     working = set()
+    has_begun = threading.Event()
 
     def use(begin, z):
-        working.add(begin)
-        time.sleep(0.01)
-        working.remove(begin)
-        if begin == 3 * CHUNK:
+        if threading.current_thread() is threading.main_thread():
+            has_begun.wait()
             raise MemoryError
+        working.add(begin)
+        has_begun.set()
+        time.sleep(0.05)
+        working.remove(begin)
 
     with pytest.raises(MemoryError):
         NoiseStream.secure().draw(12 * CHUNK, 0).hand_out(use, 3)
     assert not working
+
+
+def test_what_fails_in_another_thread_is_raised():
+    def use(begin, z):
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)
+        else:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        NoiseStream.secure().draw(12 * CHUNK, 0).hand_out(use, 3)
 
 
 def test_test_mode_is_a_function_of_seed_and_step():

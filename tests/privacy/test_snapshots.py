@@ -15,10 +15,22 @@ from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream, draw_key
 
+
+def draw_in_threads(stream, step):
+    out = np.empty(9 * CHUNK, np.float32)
+
+    def use(begin, z):
+        out[begin : begin + len(z)] = z
+
+    stream.draw(len(out), step).hand_out(use, 2)
+    return out
+
+
 DRAWS = {
     "normal, float32": lambda stream, step: stream.normal(8, step),
     "normal, float64": lambda stream, step: stream.normal(8, step, np.float64),
     "normal, two chunks": lambda stream, step: stream.normal(CHUNK + 8, step),
+    "in threads": draw_in_threads,
     "chunks": lambda stream, step: np.concatenate(list(stream.draw(8, step))),
     "batch": lambda stream, step: stream.generator(step).random(8),
     "shuffled epoch": lambda stream, step: stream.generator(3 * step, steps_per_draw=3).random(8),

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.blocks import Block
+from dpkfc.linalg.blocks import Block, accumulation_dtype
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from dpkfc.tensors import NamedTensors, Tensors
 
@@ -90,7 +90,7 @@ def summed_gradients(block: Block) -> Sums:
     """Return the sum of one layer's gradients over the examples of a block."""
     with torch.no_grad():
         sums = block.explicit().sum_gradients()
-    return Sums(block.kind, _by_role(sums), block.batch_size, _dtype(block))
+    return Sums(block.kind, _by_role(sums), block.batch_size, accumulation_dtype(block.like))
 
 
 def squared_gradients(block: Block) -> Moments:
@@ -104,7 +104,7 @@ def squared_gradients(block: Block) -> Moments:
     """
     with torch.no_grad():
         squares = block.explicit().sum_squares()
-    return _moments(block.kind, _by_role(squares), block.batch_size, _dtype(block))
+    return _moments(block.kind, _by_role(squares), block.batch_size, accumulation_dtype(block.like))
 
 
 def _moments(kind: str, squares: NamedTensors, count: int, dtype: torch.dtype) -> Moments:
@@ -124,7 +124,3 @@ def _by_role(gradients: Tensor | Tensors) -> Tensors:
     if isinstance(gradients, dict):
         return gradients
     return {MATRIX_ROLE: gradients}
-
-
-def _dtype(block: Block) -> torch.dtype:
-    return torch.promote_types(block.like.dtype, torch.float32)

@@ -35,8 +35,9 @@ from dpkfc.federated.party import PartyModel, stream_seed
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.rounds import MetricDelivery, OpenRound, RoundCharge, RoundRecord
 from dpkfc.federated.secure_aggregation import decode
-from dpkfc.federated.sums import accumulation_dtype, total_norm
+from dpkfc.federated.sums import total_norm
 from dpkfc.gradients.layers import device_of_layers
+from dpkfc.linalg.blocks import accumulation_dtype
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from dpkfc.linalg.blocks import accumulation_dtype
 from dpkfc.tensors import NamedTensors, Tensors
-
-
-def accumulation_dtype(parameter: Tensor) -> torch.dtype:
-    """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
-    return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def zero_sums(parameters: NamedTensors) -> Tensors:

@@ -161,10 +161,6 @@ def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_zeros(count, len(x), width), x.new_zeros(count, len(x), hidden)
 
 
-def _is_lstm(module: nn.Module) -> bool:
-    return isinstance(module, (nn.LSTM, nn.LSTMCell))
-
-
 def _run_recurrence(module: nn.Module, sequence: _Sequence, matrices: _Matrices) -> list[Tensor]:
     """Return outputs `[N, T, directions * width]` and final states."""
     x = sequence.x
@@ -215,7 +211,7 @@ def _step(
 
     The gates are in torch's own order.
     """
-    if _is_lstm(module):
+    if isinstance(module, (nn.LSTM, nn.LSTMCell)):
         gates = of_input + of_hidden
         i, f, g, o = gates.chunk(4, 1)
         new = i.sigmoid() * g.tanh()

@@ -109,18 +109,14 @@ class Capture:
     def batch_symbols(self) -> set[Any]:
         """Return the symbols that stand for the number of examples."""
         pairs = zip(self.inputs, self.fakes, strict=True)
-        return {_symbol(x.shape[0]) for given, x in pairs if given.kind == "batch"}
+        return {x.shape[0].node.expr for given, x in pairs if given.kind == "batch"}
 
 
 def _call(loss_fn: Callable[..., Tensor], model: Any, batch: Any) -> Tensor:
     return loss_fn(model, batch)
 
 
-def _symbol(size: Any) -> Any:
-    return size.node.expr
-
-
-def _is_symbol(size: Any) -> bool:
+def is_symbol(size: Any) -> bool:
     """Return whether a size is a symbol, and not a number or something computed."""
     return not isinstance(size, int) and size.node.expr.is_Symbol
 
@@ -216,7 +212,7 @@ class FrontEnd:
         traced.graph.eliminate_dead_code()
         traced.recompile()
         for given, x in zip(inputs, fakes, strict=True):
-            if given.kind == "batch" and not (x.dim() and _is_symbol(x.shape[0])):
+            if given.kind == "batch" and not (x.dim() and is_symbol(x.shape[0])):
                 raise NotCapturedError("batch size", "the program works for one number of examples")
         capture = Capture(traced, inputs, fakes)
         _check_decisions(mode.shape_env.guards, capture.batch_symbols)

@@ -1,9 +1,9 @@
 """Compile a proved graph by inductor: forward pass, and backward pass to the outputs of its sites.
 
 Each of these outputs is added to zeros that are an input, so the gradients at the zeros are the
-gradients at the outputs. What is computed from parameters alone stays uncompiled, since gradients
-are pulled back through it, and is an input too. The compiler sees the rest of the program that was
-proved, and nothing else.
+gradients at the outputs. What is computed from parameters stays uncompiled where gradients are
+pulled back through it, and its results are inputs too. The compiler sees the rest of the program
+that was proved, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dpkfc.graph.capture import Capture
+from dpkfc.graph.capture import Capture, is_symbol
 from dpkfc.graph.proof import P
 
 # Its type lacks the function that changes settings for a while.
@@ -81,7 +81,7 @@ def compile_graph(
         capture: the graph, whose output are the losses; it is changed.
         kept: nodes whose tensors are returned.
         ended: nodes at which gradients are asked for.
-        operands: nodes of `kept` that are computed from parameters; they alone have a graph.
+        operands: nodes of `kept` that are computed from parameters, with their graph.
         values: node to a tensor without data, of the proof.
 
     Returns:
@@ -94,12 +94,14 @@ def compile_graph(
     module = capture.module
     zeros = [_Zeros(values[node].shape, values[node]) for node in ended]
     batch = next(i for i, given in enumerate(capture.inputs) if given.kind == "batch")
-    compute_operands = _take_out(module, operands)
+    taken = _find_taken(module.graph, operands, values)
+    compute_taken = _take_out(module, taken)
     _read_sizes(capture)
     summed = _add_zeros(module.graph, ended)
-    _add_inputs(module.graph, operands)
+    for node in taken:
+        node.replace_all_uses_with(_add_input(module.graph, f"computed_{node.name}"))
     inputs = module.graph.find_nodes(op="placeholder")
-    computed = [node for node in kept if node.op != "placeholder" and node not in operands]
+    computed = [node for node in kept if node.op != "placeholder" and node not in taken]
     _add_outputs(module.graph, [summed.get(node, node) for node in computed])
     module.recompile()
     compiled = torch.compile(module, backend="inductor", fullgraph=True, options=_OPTIONS)
@@ -108,8 +110,8 @@ def compile_graph(
     def run(*args: Any) -> Any:
         nonlocal is_compiled
         added = [x.make(len(args[batch])) for x in zeros]
-        found_operands = compute_operands(*args)
-        added_operands = [x.detach() for x in found_operands]
+        outside = compute_taken(*args)
+        given_outside = [x.detach() for x in outside]
         given = [x.detach() if isinstance(x, Tensor) else x for x in args]
         for x, what in zip(given, capture.inputs, strict=True):
             if what.kind == "batch":
@@ -119,11 +121,11 @@ def compile_graph(
             try:
                 # The backward pass too is compiled here, and not where its gradients are asked for.
                 with _functorch.patch(force_non_lazy_backward_lowering=True):
-                    losses, found = compiled(*given, *added, *added_operands)
+                    losses, found = compiled(*given, *added, *given_outside)
             except Exception as error:
                 fault = error
         if fault is not None or not is_compiled:
-            losses, found = module(*given, *added, *added_operands)
+            losses, found = module(*given, *added, *given_outside)
         if fault is not None:
             # What a record raises is raised by the line above: this is a fault of the compiler.
             is_compiled = False
@@ -135,33 +137,29 @@ def compile_graph(
             )
         known = dict(zip(inputs, given, strict=False))
         known |= zip(computed, found, strict=True)
-        known |= zip(operands, found_operands, strict=True)
+        known |= zip(taken, outside, strict=True)
         return losses, [known[node] for node in kept], added
 
     return run
 
 
+def _add_input(graph: fx.Graph, name: str) -> fx.Node:
+    """Add an input behind the others."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        return graph.placeholder(name)
+
+
 def _add_zeros(graph: fx.Graph, ended: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Add an input to each of some nodes, and return the sums by the nodes."""
-    last = graph.find_nodes(op="placeholder")[-1]
     sums: dict[fx.Node, fx.Node] = {}
     for node in ended:
-        with graph.inserting_after(last):
-            last = graph.placeholder(f"zeros_at_site_{len(sums)}")
+        added = _add_input(graph, f"zeros_at_site_{len(sums)}")
         with graph.inserting_after(node):
-            total = graph.call_function(torch.ops.aten.add.Tensor, (node, last))
+            total = graph.call_function(torch.ops.aten.add.Tensor, (node, added))
         node.replace_all_uses_with(total, partial(operator.is_not, total))
         sums[node] = total
     return sums
-
-
-def _add_inputs(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Put an input in the place of each of some nodes."""
-    last = graph.find_nodes(op="placeholder")[-1]
-    for node in nodes:
-        with graph.inserting_after(last):
-            last = graph.placeholder(f"operand_{node.name}")
-        node.replace_all_uses_with(last)
 
 
 def _add_outputs(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
@@ -173,18 +171,35 @@ def _add_outputs(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     output.args = ((losses, tensors),)
 
 
-def _take_out(module: fx.GraphModule, operands: Sequence[fx.Node]) -> fx.GraphModule:
+def _find_taken(
+    graph: fx.Graph, operands: Sequence[fx.Node], values: Mapping[Any, Any]
+) -> list[fx.Node]:
+    """Return the tensors that are handed over by the part of a graph that computes the operands.
+
+    They are the operands, and what the rest of the graph reads of this part: a mask that is drawn
+    for a weight and for its inputs is drawn once.
+    """
+    apart = set(operands)
+    for node in reversed(graph.nodes):
+        if node in apart:
+            apart.update(node.all_input_nodes)
+    taken = []
+    for node in graph.nodes:
+        # A size is computed where it is read: as an input it would be a constant.
+        is_tensor = node in apart and isinstance(values[node], Tensor)
+        if is_tensor and node.op != "placeholder" and not apart.issuperset(node.users):
+            taken.append(node)
+    return taken
+
+
+def _take_out(module: fx.GraphModule, taken: Sequence[fx.Node]) -> fx.GraphModule:
     """Return the part of a graph that computes some nodes, a function of all inputs."""
-    needed = set(operands)
-    for node in reversed(module.graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
     apart = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        if node.op == "placeholder" or node in needed:
-            copies[node] = apart.node_copy(node, copies.__getitem__)
-    apart.output([copies[node] for node in operands])
+    apart.graph_copy(module.graph, copies)
+    apart.output([copies[node] for node in taken])
+    # Random numbers of the rest are not drawn here.
+    apart.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return fx.GraphModule(module, apart)
 
 
@@ -194,8 +209,9 @@ def _read_sizes(capture: Capture) -> None:
     nodes = graph.find_nodes(op="placeholder")
     sources: dict[Any, tuple[fx.Node, int]] = {}
     for node, x in zip(nodes, capture.fakes, strict=True):
-        for dim, size in enumerate(x.shape if isinstance(x, Tensor) else ()):
-            if not isinstance(size, int) and size.node.expr.is_Symbol:
+        shape: Sequence[Any] = x.shape if isinstance(x, Tensor) else ()
+        for dim, size in enumerate(shape):
+            if is_symbol(size):
                 sources.setdefault(size.node.expr, (node, dim))
     last = nodes[-1]
     for node, given, x in zip(nodes, capture.inputs, capture.fakes, strict=True):

@@ -299,7 +299,7 @@ def _program(
         outputs = getattr(site, "outputs", {0: site.output})
         kept.update(dict.fromkeys(site.needs))
         ended.update(dict.fromkeys(outputs.values()))
-    computed = dict.fromkeys(op.node for _, op in parts if op.parameter is None)
+    computed = dict.fromkeys(operand.node for _, operand in parts if operand.parameter is None)
     kept.update(computed)
     if compiles:
         run = compile_graph(own, list(kept), list(ended), list(computed), proof.values)

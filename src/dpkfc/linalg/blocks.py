@@ -59,14 +59,17 @@ def roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps / 2
 
 
+def accumulation_dtype(x: Tensor) -> torch.dtype:
+    """Return the type of norms, sums and releases: float64 for a float64 tensor, else float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def raise_precision(x: Tensor) -> Tensor:
     """Return a tensor in float32, or in float64 as it is.
 
     Gradients, norms, sums and noise live in these types whatever the model computes in.
     """
-    if x.dtype in (torch.float32, torch.float64):
-        return x
-    return x.float()
+    return x.to(accumulation_dtype(x))
 
 
 def _repeat(rows: RowIndex, each: int) -> RowIndex:
@@ -214,7 +217,6 @@ class _Block:
         self: Any,
         function: Callable[[Any], Tensor],
         elements_each: int,
-        most: int | None = None,
         shape: Shape = (),
     ) -> Tensor:
         """Return numbers `[N, *shape]` in float64, each of its own example.
@@ -224,11 +226,10 @@ class _Block:
         Args:
             function: from a block to its numbers.
             elements_each: what `function` holds for one example.
-            most: elements at once, None for the limit of the clipped sum.
             shape: of the numbers of one example.
         """
         pieces = [self.like.new_zeros(0, *shape, dtype=torch.float64)]
-        for rows in chunks(self.batch_size, elements_each, most):
+        for rows in chunks(self.batch_size, elements_each):
             part = self.select(rows)
             pieces.append(function(part))
         return torch.cat(pieces)

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import scipy
@@ -283,7 +284,7 @@ class Budget:
             return _parse(self.path.read_text("utf-8"), self.path.name)
         except FileNotFoundError:
             raise BudgetError(
-                f"there is no budget {self.path}; begin one: dpkfc budget {self.path.name}"
+                f"there is no budget {self.path}; begin one: dpkfc budget {quote(self.path.name)}"
                 " --epsilon 3 --delta 1e-6"
             ) from None
         except (OSError, UnicodeDecodeError) as error:

@@ -169,7 +169,7 @@ def _start_threads(forks: int) -> ThreadPoolExecutor:
     """Return the threads that draw noise, which stay: each has memory in which it makes chunks.
 
     Args:
-        forks: the present number; a forked process has none of the threads of its parent.
+        forks: the present number; a forked process does not have the threads of its parent.
     """
     return ThreadPoolExecutor(_MOST_THREADS - 1, f"dpkfc-noise-{forks}")
 
@@ -182,7 +182,8 @@ Use = Callable[[int, NDArray[Any]], None]
 class Draw:
     """The numbers of one draw, by chunks that are made when they are asked for.
 
-    The numbers of a large model therefore never lie in memory all at once.
+    The numbers of a large model therefore never lie in memory all at once. Each pass over a draw
+    makes the same numbers again, so each release takes a draw of its own.
 
     Attributes:
         size: count of numbers.
