@@ -53,6 +53,21 @@ def test_answers_of_a_terminal_are_asked_again(place, monkeypatch):
     assert "begins with no kind" in called.output and (place / "people.toml").is_file()
 
 
+def test_a_file_of_a_spreadsheet_with_commas_in_numbers_is_asked_for_its_signs(place):
+    rows = [f"{20 + i};1,{60 + i};{1 + i:02}.02.2020;{i % 2}" for i in range(28)]
+    (place / "visits.csv").write_text("\n".join(["age;height;admitted;ill", *rows]) + "\n")
+    date = "date 2015-01-01 2024-12-31 %d.%m.%Y"
+    lines = ["0|1", "number 0 110", "number 1 2.2", date, "", "no"]
+    words = ["try", "visits.csv", "--target", "ill", "--answers"]
+    wrong = call(*words, _answer(place / "wrong.txt", [*lines[:4], ";"]))
+    assert wrong.exit_code == 2 and "decimal must be '.' or ','" in wrong.output
+    called = call(*words, _answer(place / "answers.txt", lines))
+    assert called.exit_code == 0, called.output
+    schema = read_schema(place / "visits.toml")
+    assert (schema.delimiter, schema.decimal) == (";", ",")
+    assert schema.columns["admitted"].format == "%d.%m.%Y"
+
+
 def test_values_are_shown_when_asked_and_marked(place):
     answers = _answer(place / "answers.txt", ["?", "no|yes", "", "?"])
     called = call("try", "people.csv", "--target", "outcome", "--answers", answers)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from dpkfc.app.owndata.cells import PLAIN, read_number
+from dpkfc.app.owndata.cells import PLAIN, NumberForm, read_number
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.display import MARK
 from dpkfc.app.owndata.headers import Header, read_header
@@ -37,7 +37,8 @@ INTRODUCTION = """\
 A schema says what is public of each column. Answer from what you know without the file:
   number LEAST GREATEST     number alone: bounds are found for a part of ε
   category ONE|TWO|THREE    category 32: hashed to so many buckets
-  date EARLIEST LATEST      flag, text, ignore
+  date EARLIEST LATEST      as 2015-01-01; then, as %d.%m.%Y, how the file writes dates otherwise
+  flag, text, ignore
   unit MOST                 ε protects what shares its value, with at most so many records a step
 Enter takes the proposal, and ? shows values of the file to you alone."""
 
@@ -147,12 +148,18 @@ def ask_schema(data: Path, target: str, answers: Answers) -> Schema:
         )
         columns[name] = column
         most = records or most
+    has_numbers = bounds or any(column.kind == "number" for column in columns.values())
+    decimal = Schema.decimal
+    if has_numbers and header.delimiter == ";":
+        # Spreadsheets write semicolons where a comma is the decimal sign.
+        decimal = answers.ask("decimal sign of the file, ',' or '.'", read_decimal, ",")
     schema = Schema(
         target=target,
         classes=classes,
         target_bounds=bounds,
         encoding=header.encoding,
         delimiter="" if header.delimiter == "," else header.delimiter,
+        decimal=decimal,
         columns=columns,
         max_records=most or Schema.max_records,
     )
@@ -189,6 +196,16 @@ def read_target(answer: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
     return (), _numbers(answer)
 
 
+def read_decimal(answer: str) -> str:
+    """Return the sign before the fraction of a number.
+
+    Raises:
+        ConfigError: neither a comma nor a point.
+    """
+    NumberForm(decimal=answer).check("the answers")
+    return answer
+
+
 def read_column(answer: str) -> tuple[Column, int]:
     """Return a column, and the most records of a unit, 0 for other kinds.
 
@@ -209,7 +226,8 @@ def read_column(answer: str) -> tuple[Column, int]:
         return Column(kind=kind, categories=_names(rest)), 0
     if KINDS[kind].wanted_bounds:
         if kind == "date":
-            return Column(kind=kind, bounds=tuple(rest.split())), 0
+            first, last, form = [*rest.split(None, 2), "", "", ""][:3]
+            return Column(kind=kind, bounds=tuple(filter(None, (first, last))), format=form), 0
         return Column(kind=kind, bounds=_numbers(rest)), 0
     if rest:
         raise ConfigError(f"{kind} stands alone, got {answer!r:.40}")
