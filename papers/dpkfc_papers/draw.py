@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from dpkfc.app.picture_data import evenly_spaced
 from dpkfc.app.picture_style import (
-    GRID,
     INK,
     MUTED,
     PAPER,
@@ -26,6 +25,8 @@ from dpkfc.app.picture_style import (
     SPENT,
     WARNING,
     WHITENED,
+    apply_style,
+    make_figure,
 )
 from dpkfc_papers.noise_sweep import Point, best, points
 from dpkfc_papers.recipes.regression import REGRESSION_ERROR
@@ -58,94 +59,33 @@ _NOTE = (
 Row = Mapping[str, Any]
 
 
-def sheet(
-    width: float, height: float, title: str, caption: str = "", *, private: bool = False
-) -> Figure:
-    """Return an empty figure with title, caption, and the mark of what is not private."""
-    figure = Figure(figsize=(width, height), facecolor=PAPER, dpi=130)
-    FigureCanvasAgg(figure)
-    left = 0.3 / width
-
-    title_y = 1 - 0.27 / height
-    caption_y = 1 - 0.54 / height
-    figure.text(left, title_y, title, color=INK, fontsize=13.5, fontweight="bold", va="center")
-    figure.text(left, caption_y, caption, color=MUTED, fontsize=9.5, va="center")
-    if private:
-        figure.text(left, 0.16 / height, _NOTE, color=WARNING, fontsize=8.5, va="center")
-    return figure
+def _name_panels(axes: Any, titles: Sequence[str], below: str, labels: Sequence[str]) -> None:
+    """Name axes `[rows, columns]`: above the first row, below the last, and at the left."""
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+    for panel in axes[-1]:
+        panel.set_xlabel(below)
+    for panel, label in zip(axes[:, 0], labels, strict=True):
+        panel.set_ylabel(label)
 
 
-def grid(
-    figure: Figure, rows: int, columns: int, *, top: float = 1.3, left: float = 0.75, **options: Any
-) -> Any:
-    """Return axes `[rows, columns]` with room (inches) above for a title and at the left."""
-    width, height = figure.get_size_inches()
-    axes: Any = figure.subplots(rows, columns, squeeze=False, **options)
-    figure.subplots_adjust(
-        left=left / width,
-        right=1 - 0.3 / width,
-        top=1 - top / height,
-        bottom=0.9 / height,
-        wspace=0.34,
-        hspace=0.42,
-    )
-    return axes
-
-
-def dress(axes: Axes, title: str = "", below: str = "") -> Axes:
-    """Style axes, with texts above and below."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=8, length=0, which="both")
-    axes.grid(True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.set_title(title, fontsize=9.5, color=INK, loc="left", pad=5)
-    axes.set_xlabel(below, color=MUTED, fontsize=8.5)
-    return axes
-
-
-def _dress_table(axes: Any, titles: Sequence[str], below: str) -> None:
-    """Style axes `[rows, columns]`, with titles above the first row and a text below the last."""
-    last = len(axes) - 1
-    for line, panels in enumerate(axes):
-        for panel, title in zip(panels, titles, strict=True):
-            dress(panel, title if line == 0 else "", below if line == last else "")
-
-
-def add_legend(
-    figure: Figure, handles: Sequence[Any], *, left: float, fontsize: float = 9, **options: Any
-) -> None:
-    """Add a legend below the caption, `left` inches from the edge."""
-    width, height = figure.get_size_inches()
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(left / width, 1 - 0.66 / height),
-        frameon=False,
-        fontsize=fontsize,
-        labelcolor=INK,
-        borderaxespad=0,
-        **options,
-    )
+def add_legend(figure: Figure, handles: Sequence[Any], **options: Any) -> Legend:
+    """Add a legend below the panels."""
+    return figure.legend(handles=handles, loc="outside lower left", **options)
 
 
 def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool = False) -> None:
+    """Add a legend of sources, under the mark of what is not private."""
     handles = []
     for source in sources:
         style = {"label": source, **SOURCES[source]}
         if marker:
             style |= {"linestyle": "", "markersize": 7, "markeredgecolor": style["color"]}
             style |= _marker(source)
-        handles.append(Line2D([], [], linewidth=2, **style))
-    add_legend(
-        figure,
-        handles,
-        left=0.27,
-        ncols=min(4, len(handles)),
-        borderpad=0.2,
-        columnspacing=1.4,
-        handlelength=0.8 if marker else 2.4,
-    )
+        handles.append(Line2D([], [], **style))
+    columns = min(4, len(handles))
+    legend = add_legend(figure, handles, ncols=columns, title=_NOTE, alignment="left")
+    legend.get_title().set(color=WARNING)
 
 
 def _marker(source: str) -> dict[str, Any]:
@@ -156,42 +96,20 @@ def _marker(source: str) -> dict[str, Any]:
 
 def _line_style(source: str) -> dict[str, Any]:
     """Return the style of a source's line, without a label."""
-    style = {**SOURCES[source], "linewidth": 1.9}
-    style.pop("label", None)
-    return style
+    return {name: value for name, value in SOURCES[source].items() if name != "label"}
 
 
 def _set_decades(axis: Any, low: float, high: float) -> None:
     """Set ticks of a logarithmic axis that stay readable below two decades."""
     subs = (1, 2, 5) if high < 60 * low else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=7))
-    axis.set_major_formatter(FuncFormatter(_power_text))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _power_text(x: float, _: Any) -> str:
-    exponent = 0
-    if x > 0:
-        exponent = math.floor(math.log10(x) + 1e-9)
-    if -3 <= exponent < 4:
-        return f"{x:g}"
-    first = round(x / 10.0**exponent)
-    factor = "" if first == 1 else f"{first} \\cdot "
-    return f"${factor}10^{{{exponent}}}$"
-
-
-def _set_log_scales(panel: Axes) -> None:
-    panel.set_xscale("log")
-    panel.set_yscale("log")
 
 
 def _draw_reference(panel: Axes, value: float) -> None:
     """Draw a dashed line at a value to compare with."""
     panel.axhline(value, color=MUTED, linewidth=1, linestyle=_DASHES)
-
-
-def _label_rows(panel: Axes, label: str) -> None:
-    panel.set_ylabel(label, fontsize=9.5, color=INK)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -241,23 +159,24 @@ def _time_text(checkpoint: Row) -> str:
     return "at initialisation" if checkpoint["step"] == 0 else f"after {checkpoint['step']} steps"
 
 
+@apply_style
 def spectra(row: Row) -> Figure:
     """Draw eigenvalues of undamped A and G by rank, at both ends of training (Figs 2 and 6)."""
     names = _select_layers(row)
     ends = _ends(row)
     title = "Spectra of undamped curvature factors"
-    width = max(8, 1.1 + 1.9 * len(names))
-    figure = sheet(width, 9.6, title, _caption(row), private=True)
-    axes = grid(figure, 4, len(names), top=1.5)
+    figure = make_figure(max(8, 1.1 + 1.9 * len(names)), 9.6, title, _caption(row))
+    axes = figure.subplots(4, len(names), squeeze=False)
     first_layer = ends[0]["layers"][names[0]]
     sources = _select_sources(first_layer["spectra"]["A"])
-    _dress_table(axes, [_layer_title(row, name) for name in names], "rank of the eigenvalue")
     lines = [(side, checkpoint) for side in "AG" for checkpoint in ends]
+    labels = [f"{side}, {_time_text(checkpoint)}" for side, checkpoint in lines]
+    titles = [_layer_title(row, name) for name in names]
+    _name_panels(axes, titles, "rank of the eigenvalue", labels)
     for panels, (side, checkpoint) in zip(axes, lines, strict=True):
         for panel, name in zip(panels, names, strict=True):
             spectra = checkpoint["layers"][name]["spectra"]
             _draw_spectrum(panel, spectra[side], sources)
-        _label_rows(panels[0], f"{side}, {_time_text(checkpoint)}")
     _add_source_legend(figure, sources)
     return figure
 
@@ -265,7 +184,7 @@ def spectra(row: Row) -> Figure:
 def _draw_spectrum(
     panel: Axes, spectra: Mapping[str, Sequence[Sequence[float]]], sources: Sequence[str]
 ) -> None:
-    _set_log_scales(panel)
+    panel.set(xscale="log", yscale="log")
     for source in sources:
         ranks, values = np.array(spectra[source]).T
         is_shown = values > _SMALLEST * values[0]
@@ -283,6 +202,7 @@ _TRACKED = (
 )
 
 
+@apply_style
 def tracking(row: Row) -> Figure:
     """Draw similarity to the oracle through training (Figs 3, 8 and 9), of undamped factors.
 
@@ -291,15 +211,15 @@ def tracking(row: Row) -> Figure:
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
     title = "Undamped factors of probes and of private data"
-    width = max(8, 1.1 + 1.9 * len(names))
-    figure = sheet(width, 7.4, title, _caption(row), private=True)
-    figure.text(0.3 / width, 0.36 / 7.4, _describe_sums(row, names), color=MUTED, fontsize=8.5)
-    axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.75)
+    caption = f"{_caption(row)}. {_describe_sums(row, names)}"
+    figure = make_figure(max(8, 1.1 + 1.9 * len(names)), 7.4, title, caption)
+    axes = figure.subplots(len(_TRACKED), len(names), squeeze=False)
     steps = [checkpoint["step"] for checkpoint in checkpoints]
     first_layer = checkpoints[0]["layers"][names[0]]
     sources = _select_sources(first_layer["tracking"]["undamped"])
-    _dress_table(axes, [_layer_title(row, name) for name in names], "steps")
-    for panels, (convention, side, number, label) in zip(axes, _TRACKED, strict=True):
+    titles = [_layer_title(row, name) for name in names]
+    _name_panels(axes, titles, "steps", [label for *_, label in _TRACKED])
+    for panels, (convention, side, number, _) in zip(axes, _TRACKED, strict=True):
         for panel, name in zip(panels, names, strict=True):
             layers = [
                 checkpoint["layers"][name]["tracking"][convention] for checkpoint in checkpoints
@@ -311,7 +231,6 @@ def tracking(row: Row) -> Figure:
             top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
             panel.set_ylim(0, top)
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        _label_rows(panels[0], label)
     _add_source_legend(figure, sources)
     return figure
 
@@ -331,6 +250,7 @@ def _describe_sums(row: Row, names: Sequence[str]) -> str:
     )
 
 
+@apply_style
 def densities(row: Row) -> Figure:
     """Draw eigenvalues of the whole Fisher matrix by rank, from Lanczos quadrature (Fig. 7)."""
     ends = _ends(row)
@@ -339,15 +259,15 @@ def densities(row: Row) -> Figure:
         f"{_describe(row)}; {sizes['lanczos_examples']} examples, "
         f"{sizes['lanczos_steps']} Lanczos steps, {sizes['starts']} start vectors"
     )
-    figure = sheet(10.4, 4.9, "Spectrum of the whole Fisher matrix", caption, private=True)
-    axes = grid(figure, 1, 2)
+    figure = make_figure(10.4, 4.9, "Spectrum of the whole Fisher matrix", caption)
+    axes = figure.subplots(1, 2)
     sources = _select_sources(ends[0]["density"])
-    for panel, checkpoint in zip(axes[0], ends, strict=True):
+    for panel, checkpoint in zip(axes, ends, strict=True):
         density = checkpoint["density"]
         dim = next(iter(density.values()))["dim"]
         title = f"{_time_text(checkpoint)}; d = {dim:,}"
-        dress(panel, title, "eigenvalues at least as large")
-        _set_log_scales(panel)
+        panel.set(title=title, xlabel="eigenvalues at least as large", ylabel="eigenvalue")
+        panel.set(xscale="log", yscale="log")
         for source in sources:
             aboves = np.array(density[source]["above"])
             nodes = np.array(density[source]["nodes"])
@@ -357,7 +277,6 @@ def densities(row: Row) -> Figure:
                 panel.step(aboves[is_shown], nodes[is_shown], where="pre", **style)
         _set_decades(panel.yaxis, *panel.get_ylim())
         _set_decades(panel.xaxis, 1, 1e3)
-        panel.set_ylabel("eigenvalue", fontsize=9, color=INK)
     _add_source_legend(figure, sources)
     return figure
 
@@ -403,6 +322,7 @@ def realised_map(row: Row) -> Figure:
     return _draw_dots(row, title, names, sources, panels)
 
 
+@apply_style
 def _draw_dots(
     row: Row,
     title: str,
@@ -421,12 +341,11 @@ def _draw_dots(
     """
     lines = math.ceil(len(panels) / 2)
     panel_height = 1.1 + 0.33 * max(3, len(names))
-    height = 2.25 + lines * panel_height
-    figure = sheet(8.8, height, title, _caption(row), private=True)
-    axes = grid(figure, lines, 2, left=1.9, sharey="row")
+    figure = make_figure(8.8, 1.3 + lines * panel_height, title, _caption(row))
+    axes = figure.subplots(lines, 2, squeeze=False, sharey="row")
     labels = [_short_label(row, name) for name in names]
     for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
-        dress(panel, panel_title, below)
+        panel.set(title=panel_title, xlabel=below)
         for source in sources:
             # A layer without the source, or with zero, has no place on a logarithmic axis.
             places = [place for place, values in enumerate(layers) if values.get(source)]
@@ -434,7 +353,7 @@ def _draw_dots(
             style = {"s": 44, "zorder": 3, **_marker(source)}
             edge = SOURCES[source]["color"] if source == OTHER_EXAMPLES else PAPER
             panel.scatter(measured, places, edgecolor=edge, **style)
-        panel.set_yticks(range(len(names)), labels, color=INK)
+        panel.set_yticks(range(len(names)), labels)
         panel.set_ylim(len(names) - 0.5, -0.5)
         panel.set_xscale("log")
         _set_decades(panel.xaxis, *panel.get_xlim())
@@ -459,6 +378,7 @@ _VARIANCES = (
 _HEAT = LinearSegmentedColormap.from_list("accuracy", ["#f3f5f7", "#b9cfdc", "#2f6f8f", "#173647"])
 
 
+@apply_style
 def mean_field(row: Row) -> Figure:
     """Draw measured ÷ predicted by layer, for every activation and width at the greatest depth."""
     networks = row["networks"]
@@ -470,13 +390,12 @@ def mean_field(row: Row) -> Figure:
         f"{row['seeds']} networks; no data read"
     )
     title = "Mean-field theory next to random networks"
-    width = 1.1 + 1.9 * len(activations)
-    figure = sheet(width, 7.4, title, caption)
-    axes = grid(figure, len(_VARIANCES), len(activations))
+    figure = make_figure(1.1 + 1.9 * len(activations), 7.4, title, caption)
+    axes = figure.subplots(len(_VARIANCES), len(activations), squeeze=False)
     colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
     deepest = [network for network in networks if network["depth"] == depth]
-    _dress_table(axes, activations, "layer")
-    for panels, (quantity, label) in zip(axes, _VARIANCES, strict=True):
+    _name_panels(axes, activations, "layer", [label for _, label in _VARIANCES])
+    for panels, (quantity, _) in zip(axes, _VARIANCES, strict=True):
         for panel, activation in zip(panels, activations, strict=True):
             _draw_reference(panel, 1)
             for network in deepest:
@@ -484,11 +403,10 @@ def mean_field(row: Row) -> Figure:
                     _draw_band(panel, network[quantity], colours[network["width"]])
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set_ylim(0, max(2.0, panel.get_ylim()[1]))
-        _label_rows(panels[0], label)
     handles = []
     for width, colour in colours.items():
-        handles.append(Line2D([], [], color=colour, linewidth=2, label=f"width {width}"))
-    add_legend(figure, handles, left=0.2, ncols=3)
+        handles.append(Line2D([], [], color=colour, label=f"width {width}"))
+    add_legend(figure, handles, ncols=3)
     return figure
 
 
@@ -499,9 +417,10 @@ def _draw_band(panel: Axes, values: Mapping[str, Sequence[float]], colour: str) 
     low = mean - std
     high = mean + std
     panel.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
-    panel.plot(layers, mean, color=colour, linewidth=2)
+    panel.plot(layers, mean, color=colour)
 
 
+@apply_style
 def landscape(rows: Sequence[Row]) -> Figure:
     """Draw accuracy over clipping norm and learning rate, and how much each setting explains."""
     recipe = rows[0]["run"]["recipe"]
@@ -509,15 +428,13 @@ def landscape(rows: Sequence[Row]) -> Figure:
     caption = f"{recipe}, ε = {epsilon:.2f}, SGD; accuracy on a validation split; "
     caption += "the search is not in ε"
     title = "How sensitive accuracy is to clipping norm and learning rate"
-    figure = sheet(9.2, 4.9, title, caption)
-    widths = {"width_ratios": [1, 1, 0.8]}
-    axes = grid(figure, 1, 3, top=1.1, gridspec_kw=widths)
-    figure.subplots_adjust(wspace=0.42)
-    for panel, method in zip(axes[0], LANDSCAPE_METHODS, strict=False):
+    figure = make_figure(9.2, 4.0, title, caption)
+    axes = figure.subplots(1, 3, width_ratios=[1, 1, 0.8])
+    for panel, method in zip(axes, LANDSCAPE_METHODS, strict=False):
         of_method = _rows_of(rows, method)
         if of_method:
             _draw_heat_map(panel, method, of_method)
-    _draw_importance(axes[0, 2], rows)
+    _draw_importance(axes[2], rows)
     return figure
 
 
@@ -530,7 +447,8 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     values = 100 * np.array(accuracies)
     best = np.nanmax(values)
     title = f"{method}: {100 * plateau(rows):.0f} % within 2 points of the best"
-    dress(panel, title, "learning rate").grid(False)
+    panel.set(title=title, xlabel="learning rate", ylabel="clipping norm")
+    panel.grid(False)
     panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value):
@@ -551,12 +469,11 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     clips = [f"{y:g}" for y in found_clips]
     panel.set_xticks(range(len(rates)), rates)
     panel.set_yticks(range(len(clips)), clips)
-    panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)
 
 
 def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
-    title = "share of the variance"
-    dress(panel, title, "explained by the setting alone").grid(False, axis="y")
+    panel.set(title="share of the variance", xlabel="explained by the setting alone")
+    panel.grid(False, axis="y")
     labels = []
     fractions = []
     colours = []
@@ -569,11 +486,9 @@ def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
     panel.barh(labels, fractions, color=colours, height=0.55)
     for place, fraction in enumerate(fractions):
         text = f"{fraction:.2f}"
-        panel.text(fraction + 0.02, place, text, va="center", fontsize=9, color=INK)
+        panel.text(fraction + 0.02, place, text, va="center")
     panel.invert_yaxis()
-    panel.set_xlim(0, 1.08)
-    panel.tick_params(axis="y", labelcolor=INK)
-    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlim(0, 1.2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -586,6 +501,7 @@ _FILTERS: Mapping[str, dict[str, Any]] = {
 }
 
 
+@apply_style
 def noise_sweep(rows: Sequence[Row]) -> Figure:
     """Draw mean squared error over the noise multiplier.
 
@@ -608,20 +524,18 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     panels.append(("each at its best rate", best_points, best_points))
     columns = -(-len(panels) // 2)
     title = "Linear regression under more and more noise"
-    width = 1.0 + 2.6 * columns
-    figure = sheet(width, 7.2, title, caption)
-    axes = grid(figure, 2, columns)
+    figure = make_figure(1.0 + 2.6 * columns, 7.2, title, caption)
+    axes = figure.subplots(2, columns, squeeze=False)
     for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):
-        _draw_losses(dress(panel, title, "noise multiplier σ"), shown, scaled_to)
+        panel.set(title=title, xlabel="noise multiplier σ")
+        _draw_losses(panel, shown, scaled_to)
     unused = list(axes.flat)[len(panels) :]
     for panel in unused:
         panel.set_visible(False)
     for panel in axes[:, 0]:
-        panel.set_ylabel("mean squared error", fontsize=9, color=INK)
-    handles = []
-    for style in _FILTERS.values():
-        handles.append(Line2D([], [], linewidth=2, markersize=5, **style))
-    add_legend(figure, handles, left=0.27, ncols=3)
+        panel.set_ylabel("mean squared error")
+    handles = [Line2D([], [], **style) for style in _FILTERS.values()]
+    add_legend(figure, handles, ncols=3)
     return figure
 
 
@@ -639,8 +553,6 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
                 [point.noise for point in of_method],
                 [point.mean for point in of_method],
                 yerr=[point.std for point in of_method],
-                linewidth=1.9,
-                markersize=4.5,
                 capsize=2,
                 **style,
             )

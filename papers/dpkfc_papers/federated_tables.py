@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.picture_style import COLOURS, INK, save
+from dpkfc.app.picture_style import COLOURS, INK, apply_style, make_figure, save
 from dpkfc.app.tuning.tuned import percent, settings_text
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FederatedConfig
 from dpkfc.federated.privacy_models import PerUpload
-from dpkfc_papers.draw import add_legend, dress, grid, sheet
 from dpkfc_papers.federated_features import TASKS
 from dpkfc_papers.federated_runs import DELTA, IID, Record
 from dpkfc_papers.federated_study import METHODS, Study
@@ -198,6 +197,7 @@ def tables(study: Study, store: Store) -> str:
     return "\n\n".join(parts)
 
 
+@apply_style
 def figure(study: Study, store: Store, path: Path) -> Path:
     """Draw accuracy over ε with 95 % intervals, one panel a task.
 
@@ -214,11 +214,10 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     )
     width = max(7.2, 1.1 + 2.5 * len(tasks))
     title = "Federated: what second order adds at a matched learning rate"
-    picture = sheet(width, 4.3, title, caption)
-    axes = grid(picture, 1, len(tasks), top=1.6)
-    for panel, task in zip(axes[0], tasks, strict=True):
-        dress(panel, TASKS[task].title, "ε")
-        panel.set_xscale("log")
+    picture = make_figure(width, 4.3, title, caption)
+    axes = picture.subplots(1, len(tasks), squeeze=False)[0]
+    for panel, task in zip(axes, tasks, strict=True):
+        panel.set(title=TASKS[task].title, xlabel="ε", xscale="log")
         panel.set_xticks(study.epsilons, [f"{epsilon:g}" for epsilon in study.epsilons])
         panel.minorticks_off()
         for k, name in enumerate(names):
@@ -239,10 +238,9 @@ def figure(study: Study, store: Store, path: Path) -> Path:
                     elinewidth=1,
                     capsize=2,
                 )
-    axes[0][0].set_ylabel("test accuracy, %", fontsize=9.5, color=INK)
-    handles, _ = axes[0][0].get_legend_handles_labels()
-    ncols = min(4, 2 + len(tasks))
-    add_legend(picture, handles, left=0.27, fontsize=8, ncols=ncols, columnspacing=1.4)
+    axes[0].set_ylabel("test accuracy, %")
+    handles, _ = axes[0].get_legend_handles_labels()
+    picture.legend(handles=handles, loc="outside lower left", ncols=min(4, 2 + len(tasks)))
     return save(picture, path)
 
 

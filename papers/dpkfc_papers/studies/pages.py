@@ -294,7 +294,6 @@ def main() -> int:
     from dpkfc_papers.federated_tables import figure
     from dpkfc_papers.studies import federated_variations
 
-    # The others set a style of their own.
     figure_tables.draw(IMAGES)
     figure(STUDY, Store(ROOT / FEDERATED), IMAGES / "federated-accuracy.png")
     headline.picture(IMAGES / "accuracy.png")
