@@ -29,7 +29,7 @@ class StepReport:
         release: the number of releases so far, this one included.
         epsilon: an upper bound of ε of these releases at the plan's δ.
         learning_rate: of the optimizer's first group of parameters.
-        noise_multiplier: σ, the standard deviation of the noise over the clip bound.
+        noise_multiplier: σ, the standard deviation of the noise over the sensitivity.
         notes: public numbers of post-processing.
         private: PRIVATE numbers of the batch, which ε does not cover, by name. None unless the
             callback asks for them.

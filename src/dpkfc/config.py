@@ -682,9 +682,8 @@ class PrivacyConfig:
     def refresh_rows(self, processes: int = 1) -> RowLimit:
         """Return the limit of the probe examples that a refresh runs at once.
 
-        A refresh runs as many examples as a step holds
-        on each process, so it needs no more memory than a step. Only public settings decide the
-        number. `KFAC.chunk` bounds it further.
+        A refresh runs as many examples as a step holds on each process, so it needs no more memory
+        than a step. Only public settings decide the number. `KFAC.chunk` bounds it further.
         """
         from dpkfc.memory import RowLimit
 
@@ -852,11 +851,11 @@ class PrivacyConfig:
         return Clip(self.max_grad_norm, self.clipping, self.automatic_gamma)
 
     def describe_preconditioner(self) -> dict[str, Any] | None:
-        """The public description of the preconditioner, None without one."""
+        """Return the public description of the preconditioner, None without one."""
         return None if self.preconditioner is None else dict(self.preconditioner.describe())
 
     def describe_mechanism(self) -> dict[str, Any]:
-        """The settings that decide what is released; the hash of a plan covers these."""
+        """Return the settings that decide what is released; the hash of a plan covers these."""
         units = {
             "unit": self.unit,
             "max_records_per_unit": self.max_records_per_unit,

@@ -75,7 +75,7 @@ class OneRunResult:
         passed: whether no bound contradicts the claim (`gaussian_lower` at a confidence of 99.9 %),
             no noise is missing, and canaries were not sampled more often than planned.
         layer: with the planted gradients.
-        where: the canaries were: `RELEASED` or `COPY`.
+        where: which model held the canaries, `RELEASED` or `COPY`.
     """
 
     canaries: int
@@ -209,7 +209,7 @@ def judge_canaries(  # noqa: PLR0917
         plan: of the run, canaries included.
         claimed: ε that is promised.
         seconds: duration of the run.
-        where: the canaries were: `RELEASED` or `COPY`.
+        where: which model held the canaries, `RELEASED` or `COPY`.
     """
     scores, coins = planted.scores(), planted.coins
     alpha = 1 - CONFIDENCE

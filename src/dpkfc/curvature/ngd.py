@@ -64,7 +64,8 @@ class NGD(ProbePreconditioner):
 
     Attributes:
         probe: where inputs come from; the paper takes 500 public images, `PublicData(...)`.
-        lambda_safe: λ_safe, the floor at the first and the last step; see `matched`.
+        lambda_safe: λ_safe, the floor at the first and the last step. It matches the steps of a
+            tuned DP-SGD at (η C of DP-NGD / η C of DP-SGD)² (Eq. 16).
         lambda_base: λ_base, the floor between them; None takes min(1e-4, 0.1 λ_safe). λ_safe gives
             a constant floor.
         steps: T, the length of the schedule; at most the steps of the plan.

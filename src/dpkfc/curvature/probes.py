@@ -138,7 +138,7 @@ class PublicData(ComparedByDescription):
             common, for example a tokenised public text with `input_ids` and `attention_mask`. A
             mapping is called as `model(**inputs)`, a tuple or list as `model(*inputs)`, and each as
             one argument of a model that takes one.
-        labels: `[n, ...]` or None; read only with `labels="given"`.
+        labels: `[n, ...]` or None; read with `labels="given"` alone.
         provenance: where the examples come from, for the privacy card.
 
     The caller vouches for `provenance`: private examples here void the privacy guarantee.

@@ -42,8 +42,8 @@ class App:
             machine.
         defaults: settings that a run may change, with their values: numbers, texts and truth
             values.
-        evaluate: (model, settings) to a plain figure for `Run.history`, on data of no client; None
-            for no figure.
+        evaluate: (model, settings) to a plain figure for `SimulatedRun.history`, on data of no
+            client; None for no figure.
         finish: (run, settings, folder) writes what a finished run leaves; None for nothing.
         collate_fn: maps a list of examples to a batch.
     """
@@ -61,7 +61,7 @@ class App:
         """Return the defaults, replaced by given settings; later ones win.
 
         Raises:
-            ValueError: an unknown name, or a value of a type that the default has not.
+            ValueError: an unknown name, or a value of another type than the default.
         """
         defaults = {**SERVER, **self.defaults}
         chosen = dict(defaults)

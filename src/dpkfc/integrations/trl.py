@@ -195,7 +195,7 @@ class PrivateDPOTrainer(_TextTrainer, DPOTrainer):
     """Trains on preferences under a plan, as `trl.DPOTrainer` does; one trainer, one run.
 
     Log-probabilities of the reference are computed once for each pair, before training, as with
-    `precompute_ref_log_probs=True`; data sets keeps them in its cache, next to the tokens.
+    `precompute_ref_log_probs=True`; `datasets` keeps them in its cache, next to the tokens.
 
     Args:
         model: a causal language model of transformers, or its name.

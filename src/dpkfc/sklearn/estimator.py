@@ -309,9 +309,9 @@ class PrivateEstimator(BaseEstimator):
 def choose_clip(count: int, features: int, epsilon: float) -> float:
     """Choose the clip norm from public numbers: √(n ε / (d + 1)) / 12.
 
-    A small norm favours frequent classes, a great one brings more noise; the noise of all weights
-    goes with (d + 1) / (n ε). Without class weights no
-    row of a linear model has a gradient above √(2 (d + 1)).
+    A small norm favours frequent classes, a large one brings more noise, which grows with
+    (d + 1) / (n ε) over all weights. Without class weights no row of a linear model has a gradient
+    above √(2 (d + 1)).
 
     Args:
         count: n, the rows of the fit.
