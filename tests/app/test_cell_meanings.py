@@ -310,3 +310,9 @@ def test_text_that_is_not_of_its_columns_kind_is_told_from_a_missing_value(colum
     encoded = column.encode([*missing, *unread])
     assert encoded.is_missing.all()
     assert encoded.is_unread.tolist() == [False] * len(missing) + [True] * len(unread)
+
+
+def test_a_listed_category_is_not_a_missing_value():
+    column = Column(kind="category", categories=("None ", "mild"))
+    assert column.encode(["None", "mild", "NA"]).is_missing.tolist() == [False, False, True]
+    assert column.encode(["None"]).features.tolist() == [[1, 0, 0, 0]]

@@ -148,6 +148,17 @@ def test_a_record_of_a_csv_file_reaches_no_other(tmp_path, kind, delimiter, end,
             assert gone == 0 and new <= 1, (hostile[:40], place)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_byte_that_is_not_text_leaves_other_rows_alone(tmp_path, encoding):
+    # As of two exports, one behind the other.
+    rows = [f"\ufeff1,x,n,p{number},1" for number in range(3)]
+    schema = replace(SCHEMA, encoding=encoding)
+    before = encode_table(_write(tmp_path / "t.csv", rows, ",", "\n", encoding), schema)
+    rows.append("1,x,\udcff,me,1")
+    after = encode_table(_write(tmp_path / "t.csv", rows, ",", "\n", encoding), schema)
+    assert _changes(before, after) == (0, 1)
+
+
 def test_quotes_decide_where_a_schema_lets_them(tmp_path):
     rows = ['1,x,"open,me,1', '7,y,27",p0,0', "2,z,n,p1,1"]
     path = _write(tmp_path / "t.csv", rows, ",", "\n", "utf-8")

@@ -142,7 +142,7 @@ def read_moment(text: str, date_format: str = "") -> float | None:
         if zone:
             text, date_format = f"{text}{zone}", f"{date_format}%z"
     # Digits of other scripts.
-    if re.search(r"[^\W\d_]|\d", text) and any(c.isdigit() and not c.isascii() for c in text):
+    if any(c.isdigit() and not c.isascii() for c in text):
         return None
     try:
         moment = datetime.strptime(text, date_format)
@@ -214,7 +214,6 @@ def is_known_encoding(name: str) -> bool:
     Encodings with states are not: a sign in one line would change the lines behind it.
     """
     try:
-        codecs.lookup(name)
         if codecs.lookup(name).name.startswith(("utf-16", "utf-32")):
             return True
         return bytes(range(128)).decode(name) == "".join(map(chr, range(128)))

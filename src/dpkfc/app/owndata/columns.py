@@ -40,7 +40,8 @@ class Column:
         bounds: least and greatest number or date; for a pair four bounds, of both numbers.
         categories: known texts; all others share one bucket.
         buckets: hash texts to so many buckets instead.
-        missing: texts that mean a missing value; empty as the schema says.
+        missing: texts that mean a missing value, unless `categories` has them; empty as the
+            schema says.
         identifier: False where a person has looked at the name and found no identifier.
         numeric: whether categories are numbers, so that 1 and 1.0 are one.
         decimal, thousands: as of a schema; empty as the schema says.
@@ -200,7 +201,9 @@ class Column:
 
     @cached_property
     def _missing(self) -> frozenset[str]:
-        return frozenset(map(self._name, self.missing or MISSING))
+        # "None" may be a category: of side effects, of risk.
+        names = frozenset(map(self._name, self.missing or MISSING))
+        return names.difference(map(self._name, self.categories))
 
     @cached_property
     def missing_numbers(self) -> frozenset[float | None]:

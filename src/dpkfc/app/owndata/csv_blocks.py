@@ -36,7 +36,8 @@ def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:
             unpacked = cast(IO[bytes], gzip.open(file))
             file = io.BufferedReader(BoundedStream(unpacked, path))
         content = read()
-        name = codecs.lookup(encoding).name
+        # With a mark at its beginning or without one.
+        name = codecs.lookup(encoding).name.removesuffix("-sig")
         if name == "utf-8" and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             name = encoding = "utf-16"
         if name == "utf-8":
