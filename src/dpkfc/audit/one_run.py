@@ -106,8 +106,8 @@ class OneRunResult:
         heard = ""
         if self.gaussian_lower is not None:
             heard = (
-                f", {self.took_part} times in a step; without the assumption of Gaussian noise "
-                f"ε >= {self.epsilon_lower:.3g}; so many canaries show {self.ceiling:.3g} at most; "
+                f"; canaries took part {self.took_part} times; without the assumption of Gaussian "
+                f"noise ε >= {self.epsilon_lower:.3g}; so many show {self.ceiling:.3g} on average; "
                 f"{self.noise:.1%} of the noise heard"
             )
         return Finding(

@@ -1,7 +1,7 @@
 """An encoder of small images: a wide residual network that was trained on synthetic images alone.
 
-Its weights come with the package. `dpkfc pretrain` makes them again. Neither private nor public
-data are in them, so they cost no ε.
+Its weights come with the package. `dpkfc pretrain-encoder` makes them again. Neither private nor
+public data are in them, so they cost no ε.
 
 Source: Zagoruyko and Komodakis (2016), WRN-d-k; as the start of private training: Tang et al.
 (2023).
@@ -33,7 +33,7 @@ class SyntheticEncoder:
     Attributes:
         shape: `(channels, height, width)` of an image; 1 or 3 channels with values in [-1, 1].
         pool: features are averaged over a grid of `pool` × `pool` cells.
-        weights: a safetensors file of `dpkfc pretrain`; "" takes the weights of the package.
+        weights: a safetensors file of `dpkfc pretrain-encoder`; "" takes the package's own.
 
     Raises:
         ValueError: another number of channels, an image of fewer than 8 pixels a side, or a grid
