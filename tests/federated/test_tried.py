@@ -20,6 +20,7 @@ from dpkfc.federated import (
     LocalSteps,
     PerUpload,
     SecureAggregation,
+    Server,
     TrustedServer,
     federate,
 )
@@ -173,6 +174,39 @@ def test_a_loss_that_is_refused_charges_no_budget(tmp_path):
     assert budget.charges == ()
     federate(plan, head(), loss_fn, datasets(), budget=budget)
     assert len(budget.charges) == 1
+
+
+@pytest.mark.parametrize("reason", ["foreign file", "no checkpoint", "old ledger", "few clients"])
+def test_a_run_that_is_refused_before_its_first_round_charges_no_budget(tmp_path, reason):
+    plan = plan_of(noise=2.0, test_mode_seed=None)
+    budget = Budget(tmp_path / "ward.toml", epsilon=1e6, delta=1e-2)
+    folder, ledger = tmp_path / "checkpoint", tmp_path / "ledger.jsonl"
+    options = {"ledger_path": ledger, "budget": budget, "checkpoint": folder}
+    if reason == "foreign file":
+        folder.mkdir()
+        (folder / "notes.txt").write_text("ours")
+    elif reason == "no checkpoint":
+        options["resume"] = True
+    elif reason == "old ledger":
+        federate(plan, head(), loss_fn, datasets(), ledger_path=ledger)
+    else:
+        options["clients"] = make_clients(plan, head(), loss_fn, datasets())[:1]
+    with pytest.raises((RuntimeError, ValueError)):
+        federate(plan, head(), loss_fn, datasets(), **options)
+    assert budget.charges == ()
+
+
+def test_a_finished_run_that_is_restored_still_knows_its_charge(tmp_path):
+    plan = plan_of(noise=2.0, test_mode_seed=None)
+    budget = Budget(tmp_path / "ward.toml", epsilon=1e6, delta=1e-2)
+    folder, ledger = tmp_path / "checkpoint", tmp_path / "ledger.jsonl"
+    common = {"ledger_path": ledger, "budget": budget}
+    run = federate(plan, head(), loss_fn, datasets(), checkpoint=folder, **common)
+    server = Server(plan, head(), **common)
+    server.restore(folder)
+    server.close()
+    assert len(budget.charges) == 1
+    assert server.receipt is not None and server.receipt.after == run.server.receipt.after
 
 
 def test_a_record_that_stands_twice_is_refused_where_one_example_is_protected():

@@ -1,5 +1,6 @@
 """Passes over captured graphs: equal to single examples, captured anew or refused."""
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -443,6 +444,17 @@ def test_a_loss_that_differs_at_every_step_is_refused_with_the_reason(monkeypatc
     scale = 1.5
     assert passes.calls(loss_fn, None, rows(5, 4), 5, torch.sum) is None
     assert "differs at every step" in passes.refusal.reason
+
+
+def test_an_error_of_the_program_is_not_logged_by_the_compiler(caplog):
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(caplog.handler)
+    model = mlp()
+    passes = GraphPasses(model, find_layers(model))
+    assert passes.calls(lambda m, b: m(b[0][:, 1:]), None, rows(5, 4), 5, torch.sum) is None
+    logger.removeHandler(caplog.handler)
+    assert logger.name not in {record.name for record in caplog.records}
+    assert not logger.disabled
 
 
 def test_captures_of_other_sessions_do_not_count(monkeypatch):

@@ -56,15 +56,15 @@ class Server(PartyModel):
         plan: of the run.
         model: any module that a `Session` takes; trained in place.
         ledger_path: file of the ledger; None keeps it in memory.
-        budget: of all people whose records the clients have; the whole plan is charged to it.
+        budget: of all people whose records the clients have; the whole plan is charged to it when
+            the first round begins, or by `restore`.
 
     Attributes:
-        receipt: ε of the people before and after the charge; None without a budget.
+        receipt: ε of the people before and after the charge; None before it or without a budget.
 
     Raises:
         ValueError: a model that the gradient engine does not cover.
         LedgerError: the ledger belongs to another plan, or cannot be written.
-        BudgetExhausted: the plan does not fit into the budget.
 
     Guarantee:
         All that leaves the server is computed from at most `plan.releases` releases. Each is in
@@ -99,12 +99,7 @@ class Server(PartyModel):
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
         self.receipt: Receipt | None = None
-        if budget is not None:
-            try:
-                self.receipt = budget.charge(plan, self.ledger)
-            except BaseException:
-                self.ledger.abandon()
-                raise
+        self._budget = budget
         self._weights = ReleasedWeights(model)
 
     # -- the protocol ------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ class Server(PartyModel):
         Without secure aggregation the answer is empty.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent.
+            BudgetExhausted: every release of the plan is spent, or it does not fit into the budget.
             RuntimeError: a round is in progress, or fewer clients are enrolled than the plan needs.
         """
         self._check_ready()
@@ -147,8 +142,8 @@ class Server(PartyModel):
         clients of its cohort must answer, or the round ends without a release and stays charged.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent; nothing was charged, nothing may be
-                sent.
+            BudgetExhausted: every release of the plan is spent, or the plan does not fit into the
+                budget; nothing was charged, nothing may be sent.
             RuntimeError: a round is in progress, or too few clients are enrolled.
             TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing
                 may be sent.
@@ -276,7 +271,7 @@ class Server(PartyModel):
         return self._open
 
     def _check_ready(self) -> None:
-        """Check that a round can begin, before anything is charged or sent."""
+        """Check that a round can begin, before anything is sent, and charge the budget once."""
         needed = self._config.survivors
         if self._open is not None:
             raise RuntimeError("a round is in progress; close it first")
@@ -291,34 +286,37 @@ class Server(PartyModel):
                 f"all {self._config.rounds} rounds of the plan are spent (ε ="
                 f" {self.epsilon:.3g}); nothing was sent"
             )
+        self._charge_budget()
+
+    def _charge_budget(self) -> None:
+        """Charge the whole plan once, when nothing else can refuse the run."""
+        if self._budget is not None and not self.receipt:
+            try:
+                self.receipt = self._budget.charge(self.plan, self.ledger)
+            except BaseException:
+                self.ledger.abandon()
+                raise
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
         """Sample the next round's cohort for an exchange of keys."""
         cohort = self._sample_cohort(self.next_round)
         enrolled = self._channels.keys() & self.enrolled
         channels = {client: self._channels[client] for client in cohort if client in enrolled}
-        masked = self._config.privacy.masked
-        return KeyExchange(self.next_round, cohort, channels, recovers, masked)
-
-    @property
-    def _clients(self) -> range:
-        return range(self._config.clients)
+        return KeyExchange(self.next_round, cohort, channels, recovers, self._config.privacy.masked)
 
     def _sample_cohort(self, number: int) -> tuple[int, ...]:
         """Sample registered clients at the plan's rate; an absent client counts as lost."""
-        rate = self._config.client_rate
-        if rate == 1:
-            return tuple(self._clients)
-        is_sampled = self._sampling.generator(number).random(len(self._clients)) < rate
-        return tuple(int(client) for client in is_sampled.nonzero()[0])
+        draws = self._sampling.generator(number).random(self._config.clients)
+        return tuple(i for i, x in enumerate(draws) if x < self._config.client_rate)
 
     def _find_hello_problem(self, message: Received) -> str | None:
         """Return why a client is not enrolled; None if it is."""
-        masked = self._config.privacy.masked
-        reason = find_problem(message, self.shapes, self.contract, masked=masked)
+        reason = find_problem(
+            message, self.shapes, self.contract, masked=self._config.privacy.masked
+        )
         if reason is not None:
             return reason
-        if message["kind"] != "hello" or message["client"] not in self._clients:
+        if message["kind"] != "hello" or message["client"] not in range(self._config.clients):
             return "unknown-client"
         return "duplicate" if message["client"] in self.enrolled else None
 
@@ -355,8 +353,7 @@ class Server(PartyModel):
             return None
         summed = decode(integers, self.plan.grid(self.numbers), self.parameters)
         # A larger sum is not a sum of honest messages: a client sent a wrong message or share.
-        largest = self.plan.largest_message(self.numbers)
-        if total_norm(summed) > len(survivors) * largest:
+        if total_norm(summed) > len(survivors) * self.plan.largest_message(self.numbers):
             self._reject("oversized", this_round)
             return None
         return summed
@@ -382,10 +379,9 @@ class Server(PartyModel):
 
     def _apply_release(self, released: Released) -> Mapping[str, float]:
         """Filter a release and move the parameters; return public numbers of filters and rule."""
-        config = self._config
         direction = self._pipeline.make_update(released, in_place=True)
         with torch.no_grad():
-            update, self._state = config.rule.step(direction.gradients, self._state)
+            update, self._state = self._config.rule.step(direction.gradients, self._state)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
         self._weights.record()
@@ -527,6 +523,7 @@ class Server(PartyModel):
             self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
             self._weights.record()
         self._delivery.forget()
+        self._charge_budget()
         return meta["extra"]
 
     def close(self) -> None:

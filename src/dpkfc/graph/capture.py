@@ -7,8 +7,8 @@ flags, hooks and shapes. A call that differs is captured anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +49,18 @@ _shapes: Any = import_module("torch.fx.experimental._config")
 
 _TORCH = Path(torch.__file__).parent
 _DYNAMO = _TORCH / "_dynamo"
+
+# The settings under which captures and guards are right.
+_SETTINGS = {
+    # Otherwise hooks that are added after the first step would be ignored.
+    "skip_nnmodule_hook_guards": False,
+    "allow_rnn": True,
+    "specialize_float": True,
+    "accumulated_recompile_limit": 256,
+    "side_effect_replay_policy": "silent",
+}
+# It logs what a program raises, which the program raises again when it runs uncaptured.
+_errors_of_programs = logging.getLogger("torch._subclasses.fake_tensor")
 
 # What torch raises where it cannot capture a program; the last three say that a size or a value is
 # read from data.
@@ -121,24 +133,6 @@ def is_symbol(size: Any) -> bool:
     return not isinstance(size, int) and size.node.expr.is_Symbol
 
 
-@contextmanager
-def configure_compiler() -> Iterator[None]:
-    """Run the body with the settings of the compiler under which captures and guards are right."""
-    with (
-        _dynamo.patch(
-            # Otherwise hooks that are added after the first step would be ignored.
-            skip_nnmodule_hook_guards=False,
-            allow_rnn=True,
-            specialize_float=True,
-            recompile_limit=MOST_GRAPHS,
-            accumulated_recompile_limit=256,
-            side_effect_replay_policy="silent",
-        ),
-        _shapes.patch(use_duck_shape=False),
-    ):
-        yield
-
-
 class FrontEnd:
     """Captures loss functions of one model.
 
@@ -176,14 +170,20 @@ class FrontEnd:
             if x is not None and not isinstance(x, Tensor):
                 raise NotCapturedError("batch", "it holds values that are not tensors")
         self._batch = set(map(id, leaves))
-        with configure_compiler():
-            try:
+        is_silent, _errors_of_programs.disabled = _errors_of_programs.disabled, True
+        try:
+            with (
+                _dynamo.patch(recompile_limit=MOST_GRAPHS, **_SETTINGS),
+                _shapes.patch(use_duck_shape=False),
+            ):
                 losses: Tensor = self._compiled(loss_fn, model, batch)
-            except torch._dynamo.exc.FailOnRecompileLimitHit as error:
-                why = f"the program differs at every step, and {MOST_GRAPHS} graphs are kept"
-                raise NotCapturedError("loss_fn", why) from error
-            except _FAILURES as error:
-                raise _refusal(error) from error
+        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+            why = f"the program differs at every step, and {MOST_GRAPHS} graphs are kept"
+            raise NotCapturedError("loss_fn", why) from error
+        except _FAILURES as error:
+            raise _refusal(error) from error
+        finally:
+            _errors_of_programs.disabled = is_silent
         return losses
 
     def _compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Tensor]:
@@ -289,7 +289,7 @@ def _has_old_values(variable: Any, written: Mapping[str, Any]) -> bool:
     if (
         owner is None
         or not written
-        or variable.mutation_type.__class__ is not AttributeMutationExisting
+        or type(variable.mutation_type) is not AttributeMutationExisting
     ):
         return False
     for name, value in written.items():
