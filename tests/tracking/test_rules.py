@@ -113,6 +113,11 @@ def equal_rows(shape):
     return draw_normal(shape[1:]).expand(*shape).clone()
 
 
+def counting_numbers(shape):
+    """Return private numbers that happen to be 0, 1, … in the order of the examples."""
+    return torch.arange(shape[0])
+
+
 def complex_numbers(shape):
     return torch.complex(draw_normal(shape), draw_normal(shape))
 
@@ -1108,6 +1113,8 @@ def index_table(ids, few):
             batched(N, (4,), pre=2),
             batched(N, (), pre=2, draw=ids),
         ),
+        lose("index of other examples", lambda x: x[torch.tensor([1, 0, 2])], rows(4)),
+        lose("index that counts", lambda x, i: x[i], rows(4), rows(draw=counting_numbers)),
     ]
 
 
@@ -1135,6 +1142,13 @@ def index_put_table(ids, few):
         follow("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
         follow("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
         lose("index_put to other examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
+        lose(
+            "index_put that counts",
+            lambda x, i, y: x.index_put([i], y),
+            rows(4),
+            rows(draw=counting_numbers),
+            rows(4),
+        ),
         follow(
             "index_put at examples",
             lambda x, i, y: x.index_put([arange(N), i], y),
