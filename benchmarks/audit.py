@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,9 +41,8 @@ HEADS: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def weaken_noise(kept: float) -> Iterator[None]:
-    """Add a part of the noise that plan and ledger speak of."""
+def weaken_noise(kept: float) -> Any:
+    """Let a context add a part of the noise that plan and ledger speak of."""
     whole = dpkfc.release_pipeline.release
 
     def weak(clipped: Any, plan: Plan, *others: Any) -> Any:
@@ -52,22 +51,12 @@ def weaken_noise(kept: float) -> Iterator[None]:
         noisy = released.gradients.items()
         return replace(released, gradients={n: bare[n] + kept * (x - bare[n]) for n, x in noisy})
 
-    dpkfc.release_pipeline.release = weak
-    try:
-        yield
-    finally:
-        dpkfc.release_pipeline.release = whole
+    return patch.object(dpkfc.release_pipeline, "release", weak)
 
 
-@contextmanager
-def judge_by(judge: Callable[..., Any]) -> Iterator[None]:
-    """Let a function of ours take the canaries at the end of the training."""
-    usual = one_run.judge_canaries
-    one_run.judge_canaries = judge
-    try:
-        yield
-    finally:
-        one_run.judge_canaries = usual
+def judge_by(judge: Callable[..., Any]) -> Any:
+    """Let a function of ours take the canaries at the end of a training in a context."""
+    return patch.object(one_run, "judge_canaries", judge)
 
 
 def train_with_canaries(name: str, prepared: Prepared, whole: Plan, epsilon: float) -> Any:

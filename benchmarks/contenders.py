@@ -41,10 +41,10 @@ class Setting:
     def size(self) -> int:
         return len(self.data[1])
 
-    def fresh(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """A copy of the model at the same weights and plain SGD over it."""
+    def fresh(self, make: Any = torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A copy of the model at the same weights and an optimizer over it."""
         model = (copy.deepcopy(self.model) if self.copies else self.model).to(self.device).train()
-        return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
+        return model, make([p for p in model.parameters() if p.requires_grad], lr=LR)
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler
@@ -87,6 +87,36 @@ def plain(setting: Setting) -> Contender:
     return Contender(step=step)
 
 
+def open_session(
+    setting: Setting, make: Any = torch.optim.SGD, ledger: str = "", **settings: Any
+) -> tuple[Any, Callable[[], None]]:
+    """Return a session of this project and its step.
+
+    Args:
+        setting: of the model.
+        make: the class of the optimizer.
+        ledger: name of its file; empty keeps it in memory.
+        settings: of `PrivacyConfig`, and of `Session` those that choose how passes run.
+    """
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.session import Session
+
+    ways = ("augment", "capture_graphs", "compile")
+    options = {name: settings.pop(name) for name in ways if name in settings}
+    if ledger:
+        options["ledger_path"] = setting.folder / f"{ledger}.jsonl"
+    sizes = {"expected_batch_size": setting.case.batch_size, "steps": STEPS, "max_grad_norm": CLIP}
+    config = PrivacyConfig(**{**sizes, "sampler": "fixed", **settings})
+    plan = config.with_noise(NOISE, DELTA, setting.size)
+    session = Session(plan, *setting.fresh(make), setting.data, **options)
+    batches = session.batches()
+
+    def step() -> None:
+        session.step(next(batches), lambda model, batch: setting.case.losses(model, *batch))
+
+    return session, step
+
+
 def session_with(
     setting: Setting,
     name: str,
@@ -99,49 +129,29 @@ def session_with(
 
     `captures`: its passes are captured as graphs; `compiles`: which inductor compiles.
     """
-    from dpkfc.config import PrivacyConfig
     from dpkfc.gradients.layer_contributions import capture
     from dpkfc.preconditioning import refresh_microbatch_size
-    from dpkfc.session import Session
 
-    model, optimizer = setting.fresh()
-    config = PrivacyConfig(
-        expected_batch_size=setting.case.batch_size,
-        steps=STEPS,
-        max_grad_norm=CLIP,
-        sampler="fixed",
+    session, step = open_session(
+        setting,
+        ledger=name,
         preconditioner=preconditioner,
         augmentations=setting.case.views,
         max_physical_batch_size=setting.case.micro_batch,
-    )
-    plan = config.with_noise(NOISE, DELTA, setting.size)
-    path = setting.folder / f"{name}.jsonl"
-    session = Session(
-        plan,
-        model,
-        optimizer,
-        setting.data,
-        ledger_path=path,
         augment=setting.case.augment,
         capture_graphs=captures,
         compile=compiles,
     )
-    batches = session.batches()
-
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return setting.case.losses(model, *batch)
-
-    def step() -> None:
-        session.step(next(batches), loss_fn)
 
     def refresh(*, first: bool = False) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
         # As many examples at once as the session's own refresh.
-        rows = refresh_microbatch_size(preconditioner, config.refresh_rows().most, first=first)
+        most = session.plan.config.refresh_rows().most
+        rows = refresh_microbatch_size(preconditioner, most, first=first)
         of = replace(preconditioner, chunk=rows or preconditioner.chunk)
         more = {} if first or not of.uses_previous_state else {"previous": session.preconditioner}
         return of.build(
-            model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more
+            session.model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more
         )
 
     return Contender(

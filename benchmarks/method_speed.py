@@ -18,7 +18,6 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +54,25 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
     """Name to a function that builds the contender; `common` are settings of all."""
     import torch
 
-    from contenders import CLIP, LR, Contender
+    from contenders import Contender, open_session
     from dpkfc.curvature import GEP, KFAC, NGD, AdaDPS
     from dpkfc.postprocess import SOFIM, AdamBC, DiSK, LowPass
 
     case = setting.case
     probe = {"probe": case.probe(), "probe_size": case.probe_size}
-    sgd = partial(torch.optim.SGD, lr=LR)
-    adam = partial(torch.optim.AdamW, lr=LR)
 
-    def make(optimizer: Any = sgd, **settings: Any) -> Callable[[], Contender]:
-        return lambda: _session(setting, optimizer, {"max_grad_norm": CLIP, **common, **settings})
+    def make(optimizer: Any = torch.optim.SGD, **settings: Any) -> Callable[[], Contender]:
+        def build() -> Contender:
+            session, step = open_session(setting, optimizer, steps=10_000, **common, **settings)
+            return Contender(step=step, close=session.close)
+
+        return build
 
     ngd = NGD(**probe, lambda_safe=0.05, lambda_base=1e-3, steps=10_000, every=10_000)
     gep = GEP(**probe, rank=min(50, case.probe_size // 2), groups=1, every=10_000)
     return {
         "DP-SGD": make(),
-        "DP-Adam": make(adam),
+        "DP-Adam": make(torch.optim.AdamW),
         "DiSK, two points": make(postprocess=(DiSK(kappa=0.7),)),
         "DiSK, one point": make(postprocess=(DiSK(kappa=0.7, mode="look_ahead"),)),
         "DOPPLER": make(postprocess=(LowPass(),)),
@@ -84,28 +85,6 @@ def contenders(setting: Any, **common: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
-    from contenders import DELTA, NOISE, Contender
-    from dpkfc.config import PrivacyConfig
-    from dpkfc.data.augment import reflect_pad_crop_flip
-    from dpkfc.session import Session
-
-    model = setting.fresh()[0]
-    config = PrivacyConfig(
-        expected_batch_size=setting.case.batch_size, steps=10_000, sampler="fixed", **settings
-    )
-    plan = config.with_noise(NOISE, DELTA, setting.size)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    augment = reflect_pad_crop_flip() if config.augmentations > 1 else None
-    session = Session(plan, model, optimizer(parameters), setting.data, augment=augment)
-    batches = session.batches()
-
-    def step() -> None:
-        session.step(next(batches), lambda m, batch: setting.case.losses(m, *batch))
-
-    return Contender(step=step, close=session.close)
-
-
 def measure(_: str, case: Any, options: Namespace) -> dict[str, Any]:
     """Return medians and ratios of every method on one model."""
     bases = {name: base for name, (base, _) in PAIRS.items()}
@@ -114,10 +93,15 @@ def measure(_: str, case: Any, options: Namespace) -> dict[str, Any]:
 
 def measure_views(_: str, case: Any, options: Namespace) -> dict[str, Any]:
     """Return the same of DP-SGD and DP-NGD, whose examples count by the mean of several views."""
+    from dpkfc.data.augment import reflect_pad_crop_flip
+
     views, micro = (2, 4) if options.smoke else (VIEWS, MICRO)
 
     def pick(setting: Any) -> dict[str, Callable[[], Any]]:
-        built = contenders(setting, augmentations=views, max_physical_batch_size=micro)
+        augment = reflect_pad_crop_flip()
+        built = contenders(
+            setting, augmentations=views, max_physical_batch_size=micro, augment=augment
+        )
         return {name: built[name] for name in ("DP-SGD", "DP-NGD")}
 
     found = time_methods(case, options.rounds, pick, {"DP-NGD": "DP-SGD"})

@@ -78,6 +78,7 @@ def _worker(
     import torch
     import torch.distributed as dist
 
+    from contenders import open_session, setting_for
     from memory import wake_libraries
 
     torch.set_num_threads(threads)
@@ -85,14 +86,16 @@ def _worker(
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/{way}-store", rank=rank, world_size=world
         )
-    session, batches, loss_fn = _session(*make(), Path(folder), way)
+    case, preconditioner = make()
+    setting = setting_for(case, Path(folder), copies=False)
+    session, step = open_session(setting, ledger=way, preconditioner=preconditioner)
     wake_libraries("cpu")
     done = 0
 
     pipe.send("ready")
     while (what := pipe.recv()) != "stop":
         if what == "step":
-            session.step(next(batches), loss_fn)
+            step()
         else:
             done += 1
             session._pipeline.preconditioning.refresh(10_000 * done)  # a step at which it is due
@@ -100,25 +103,3 @@ def _worker(
     session.close()
     if world > 1:
         dist.destroy_process_group()
-
-
-def _session(case: Any, preconditioner: Any, folder: Path, way: str) -> tuple[Any, Any, Any]:
-    import torch
-
-    from contenders import CLIP, DELTA, LR, NOISE, setting_for
-    from dpkfc.config import PrivacyConfig
-    from dpkfc.session import Session
-
-    setting = setting_for(case, folder, copies=False)
-    model = setting.fresh()[0]
-    config = PrivacyConfig(
-        expected_batch_size=case.batch_size,
-        steps=1_000_000,
-        max_grad_norm=CLIP,
-        sampler="fixed",
-        preconditioner=preconditioner,
-    )
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
-    plan = config.with_noise(NOISE, DELTA, setting.size)
-    session = Session(plan, model, optimizer, setting.data, ledger_path=folder / f"{way}.jsonl")
-    return session, session.batches(), lambda m, batch: case.losses(m, *batch)
