@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, make_parser, markdown, now, read_json, write_json
+from common import RESULTS, make_parser, markdown, now, read_json, stamp, write_json
 
 OUTPUT = RESULTS / "assurance.json"
 ROOT = Path(__file__).resolve().parents[1]
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{section} …", file=sys.stderr, flush=True)
         result = run_section(section, arguments.workers)
         results["sections"][section] = result
-        results |= {"date": now(), "hardware": hardware(1)}
+        results |= stamp(1)
         write_json(arguments.output, results)
         print(f"{section}: {result['summary']}", file=sys.stderr, flush=True)
         if not result["passed"]:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import dpkfc.release_pipeline
-from common import RESULTS, hardware, now, read_json, write_json
+from common import RESULTS, read_json, stamp, write_json
 from dpkfc.app.assembly import Prepared, make_optimizer
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import run_config
@@ -163,8 +163,7 @@ def main() -> None:
                     ]
                 known = (read_json(OUTPUT) or {"rows": []})["rows"]
                 others = {(x["head"], x["target"], x["noise_kept"]): x for x in known}
-                content = {"hardware": hardware(1), "date": now()}
-                write_json(OUTPUT, content | {"rows": list((others | rows).values())})
+                write_json(OUTPUT, stamp(1) | {"rows": list((others | rows).values())})
                 print(row, flush=True)
 
 

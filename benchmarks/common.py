@@ -23,6 +23,7 @@ from dpkfc_papers.studies.harness import (  # noqa: F401
     markdown,
     now,
     read_json,
+    stamp,
     write_json,
 )
 
@@ -69,13 +70,12 @@ def measure_models(
     if unknown := [name for name in chosen if name not in known]:
         raise SystemExit(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
     for name in chosen:
-        case, before = known[name], load_average()
+        case, before = known[name], stamp(options.threads)
         print(f"{name}: {case.title}", file=sys.stderr, flush=True)
         found = measure(name, case, options)
-        entry = {"title": case.title, "batch_size": case.batch_size, "date": now()}
-        entry |= {"load_before": before, "hardware": hardware(options.threads)}
+        entry = {"title": case.title, "batch_size": case.batch_size} | before
         results.setdefault(part, {})[name] = entry | found
-        results |= {"date": now(), "hardware": hardware(options.threads)}
+        results |= before
         if not options.smoke:
             write_json(output, results)
     print(table(results), machine(results), sep="\n\n")
@@ -115,8 +115,7 @@ def measure_once(
     import torch
 
     torch.set_num_threads(options.threads)
-    where = {"hardware": hardware(options.threads, options.device), "load_before": load_average()}
-    results = {"date": now(), **where, **measure(options)}
+    results = stamp(options.threads, options.device) | measure(options)
     if options.output or not options.smoke:
         write_json(path, results)
     print(table(results))

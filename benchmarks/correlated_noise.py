@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import RESULTS, hardware, markdown, now, read_json, write_json
+from common import RESULTS, markdown, read_json, stamp, write_json
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.models import build_seeded, mnist_cnn
 from dpkfc.app.recipes.objective import cross_entropy
@@ -120,8 +120,7 @@ def measure_steps(earlier: int = 600, timed: int = 40) -> dict[str, Any]:
         "correlated_ms": medians[1],
         "ratio": medians[1] / medians[0],
         "after_steps": earlier,
-        "date": now(),
-        "hardware": hardware(1),
+        **stamp(1),
     }
 
 
@@ -194,7 +193,7 @@ def main() -> None:
         task: [compare(*setting, epsilon) for epsilon in epsilons]
         for task, setting in tasks.items()
     }
-    results |= {"date": now(), "hardware": hardware(1), "tasks": measured}
+    results |= stamp(1) | {"tasks": measured}
     if not arguments.smoke:
         write_json(OUTPUT, results)
         plot(results, PICTURE)

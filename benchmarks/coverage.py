@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from common import hardware, machine, markdown, now, read_json, write_json  # noqa: E402
+from common import machine, markdown, read_json, stamp, write_json  # noqa: E402
 
 SIZES = (2, 7, 5)
 # Where torch says in which file it stopped.
@@ -159,8 +159,7 @@ def main() -> int:
         results[name] = found
         print(name, found, flush=True)
         if arguments.output:
-            about = {"date": now(), "hardware": hardware(1)}
-            write_json(arguments.output, about | {"architectures": results})
+            write_json(arguments.output, stamp(1) | {"architectures": results})
     print(Counter((x.get("kind"), x["outcome"]) for x in results.values()))
     return 0
 

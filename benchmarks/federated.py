@@ -23,12 +23,10 @@ from typing import Any
 
 from common import (
     RESULTS,
-    hardware,
-    load_average,
     make_parser,
     markdown,
-    now,
     read_json,
+    stamp,
     write_json,
 )
 
@@ -249,8 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     found = {} if arguments.smoke else read_json(OUTPUT)
     for part in arguments.part or (PARTS[:2] if arguments.smoke else PARTS):
-        where = {"date": now(), "load": load_average(), "hardware": hardware(arguments.threads)}
-        found[part] = {**measure(part, arguments.smoke), **where}
+        found[part] = stamp(arguments.threads) | measure(part, arguments.smoke)
         if not arguments.smoke:
             write_json(OUTPUT, found)
     print(table(found))

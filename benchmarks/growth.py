@@ -18,13 +18,11 @@ from typing import Any
 
 from common import (
     RESULTS,
-    hardware,
-    load_average,
     make_parser,
     markdown,
-    now,
     processor_seconds,
     read_json,
+    stamp,
     write_json,
 )
 from dpkfc_papers.studies.harness import finish, sheet
@@ -276,10 +274,8 @@ def main() -> int:
     arguments = parser.parse_args()
     results = read_json(arguments.output) or {}
     for name in arguments.only:
-        before = load_average()
-        results[name] = {**MEASURED[name](arguments.repeats), "load_before": before}
-        results[name] |= {"date": now(), "hardware": hardware(1)}
-        results |= {"date": now(), "hardware": hardware(1)}
+        before = stamp(1)
+        results |= before | {name: before | MEASURED[name](arguments.repeats)}
         write_json(arguments.output, results)
     if {"files", "steps"} <= results.keys() and arguments.output == OUTPUT:
         plot(results, PICTURE)

@@ -423,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plant(chosen: Sequence[Mutant], found: Record, arguments: argparse.Namespace) -> int:
     """Judge every fault, and write the results after each."""
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from common import hardware, now, write_json
+    from common import stamp, write_json
 
     quick, rows = quick_tests(ROOT), []
     with tempfile.TemporaryDirectory() as folder:
@@ -437,7 +437,7 @@ def plant(chosen: Sequence[Mutant], found: Record, arguments: argparse.Namespace
                 flush=True,
             )
             totals = Counter(str(row["caught"] or "survived") for row in rows)
-            results = {"date": now(), "hardware": hardware(1), "totals": totals, "mutants": rows}
+            results = stamp(1) | {"totals": totals, "mutants": rows}
             write_json(arguments.output, results)
     print(dict(totals))
     return 0

@@ -29,13 +29,11 @@ from typing import Any
 from common import (
     RESULTS,
     compare_pairs,
-    hardware,
-    load_average,
     machine,
     make_parser,
     markdown,
-    now,
     read_json,
+    stamp,
     write_json,
 )
 from dpkfc_papers.studies.harness import finish, sheet
@@ -165,13 +163,8 @@ def sweep(
                 columns[kind].setdefault(name, []).append(value)
         times = ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in found["milliseconds"].items())
         print(f"{axis} {size}: {times}", file=sys.stderr)
-    where = {
-        "date": now(),
-        "load_before": load_average(),
-        "hardware": hardware(threads),
-    }
     return {
-        **where,
+        **stamp(threads),
         "sizes": list(sizes),
         **{kind: of for kind, of in columns.items() if of},
         "base": asdict(base),
@@ -285,7 +278,7 @@ def main() -> int:
             axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory
         )
         axes = {name: axes[name] for name in AXES if name in axes}
-        results = {"date": now(), "hardware": hardware(arguments.threads), "axes": axes}
+        results = stamp(arguments.threads) | {"axes": axes}
         if not arguments.smoke:
             write_json(OUTPUT, results)
             plot(results, PICTURE)

@@ -27,12 +27,11 @@ from typing import Any
 from common import (
     RESULTS,
     compare_pairs,
-    hardware,
     load_average,
     machine,
     make_parser,
-    now,
     read_json,
+    stamp,
     summary,
     write_json,
 )
@@ -107,12 +106,7 @@ def measure_refreshes(
             "share": round(statistics.median(shares), 4),
             "share_range": [round(end(shares), 4) for end in (min, max)],
         }
-    return {
-        "date": now(),
-        "hardware": hardware(arguments.threads, device),
-        "load_before": load_average(),
-        "contenders": found,
-    }
+    return stamp(arguments.threads, device) | {"contenders": found}
 
 
 def _median_ms(seconds: Sequence[float], digits: int = 3) -> float:
@@ -267,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = results.setdefault(part, {}).get(name, {})
         results[part][name] = measure(known[name], names, arguments, before)
         if part != "card" and not arguments.refreshes_only:
-            results |= {"date": now(), "hardware": hardware(arguments.threads)}
+            results |= stamp(arguments.threads)
         if writes:
             write_json(path, results)
     shown = {"models": {}, part: {name: results[part][name] for name in chosen}}
@@ -296,11 +290,10 @@ def measure(
             for n in names
             if n not in refused and (not arguments.smoke or n in ("plain", "dp_kfc_inputs"))
         ]
-        taken = {"date": now(), "hardware": hardware(arguments.threads, arguments.device)}
         return {
             **entry,
+            "memory_taken": stamp(arguments.threads, arguments.device),
             "memory": measure_memory(case.name, alive, arguments),
-            "memory_taken": taken,
         }
     return {
         **entry,
@@ -311,8 +304,8 @@ def measure(
 def _time_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
     from contenders import CLIP, NOISE
 
-    load = load_average()
-    idle = (os.cpu_count() or 1) - (load or 0)
+    before = stamp(arguments.threads, arguments.device)
+    idle = (os.cpu_count() or 1) - (before["load_before"] or 0)
     if idle < arguments.threads - 0.5 and not arguments.smoke:
         print(
             f"warning: about {max(0.0, idle):.1f} idle cores for {arguments.threads} threads;"
@@ -328,9 +321,7 @@ def _time_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) 
     }
     return {
         "parameters": sum(p.numel() for p in case.build().parameters()),
-        "date": now(),
-        "hardware": hardware(arguments.threads, arguments.device),
-        "load_before": load,
+        **before,
         "setting": setting,
         **measure_times(case, names, arguments.warmup, arguments.rounds, arguments.device),
         "load_after": load_average(),

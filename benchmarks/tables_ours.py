@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import RESULTS, hardware, load_average, make_parser, now, read_json, write_json
+from common import RESULTS, make_parser, read_json, stamp, write_json
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = RESULTS / "tables_ours.json"
@@ -179,8 +179,7 @@ def tables_parser(
 
 def add_row(results: dict[str, Any], key: str, row: dict[str, Any], path: Path) -> None:
     """Add a row with its machine and day, and write all of them."""
-    where = {"date": now(), "load": load_average(), "hardware": hardware(threads=1)}
-    results["rows"][key] = {**row, **where}
+    results["rows"][key] = row | stamp(1)
     write_json(path, results)
     print(key, row.get("error") or row["scores"], row.get("seconds", ""), flush=True)
 

@@ -18,7 +18,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from common import RESULTS, hardware, now, read_json, write_json
+from common import RESULTS, read_json, stamp, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "verifier"), str(ROOT)]
@@ -108,9 +108,8 @@ def main() -> None:
         "largest_cpu_seconds_of_a_folder": max(x["cpu_seconds"] for x in folders),
     }
     print(summary)
-    content = {"hardware": hardware(1), "date": now(), "summary": summary, "folders": folders}
-    content["points"] = points
-    write_json(OUTPUT, content)
+    content = {"summary": summary, "folders": folders, "points": points}
+    write_json(OUTPUT, stamp(1) | content)
 
 
 if __name__ == "__main__":

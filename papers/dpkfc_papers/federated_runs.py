@@ -16,8 +16,8 @@ from dpkfc.app.tuning.runs import Plain, StudyError, hardware
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.federated.partition import dirichlet, iid, parts
-from dpkfc.federated.plan import FederatedConfig
+from dpkfc.federated.partition import Partition, dirichlet, iid, parts
+from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.privacy_models import TrustedServer
 from dpkfc.federated.server_rules import FedAvgM, FedGD, FedSOFIM
 from dpkfc.federated.simulation import federate
@@ -119,7 +119,7 @@ def execute_run(
     """
     if run.rule not in RULES:
         raise StudyError(f"unknown rule {run.rule!r}; choose one of {', '.join(RULES)}")
-    (x, y), evaluation = features.choose_rows(run.evaluate_on)
+    (_, y), _ = features.choose_rows(run.evaluate_on)
     settings = dict(run.settings)
     config = FederatedConfig(
         clients=run.clients,
@@ -131,11 +131,31 @@ def execute_run(
         **RULES[run.rule](settings, features),
     )
     plan = config.calibrate(run.epsilon, DELTA)
+    return train(run, plan, features, _partition(run, y), build)
+
+
+def train(
+    run: Any,
+    plan: FederatedPlan,
+    features: Features,
+    partition: Partition,
+    build: Callable[[int, int], nn.Module] = nn.Linear,
+) -> Record:
+    """Train a model by a plan, and return the record of the run as plain values.
+
+    Args:
+        run: with a seed, and the examples that it is evaluated on.
+        plan: of the run.
+        features: its data.
+        partition: of the training examples.
+        build: as of `execute_run`.
+    """
+    (x, y), evaluation = features.choose_rows(run.evaluate_on)
     result = federate(
         plan,
         build_seeded(lambda: build(x.shape[1], features.classes), run.seed),
         cross_entropy,
-        parts((x, y), _partition(run, y)),
+        parts((x, y), partition),
         evaluate=lambda model: measure_accuracy(model, *evaluation),
         every=_EVERY,
     )
@@ -146,8 +166,8 @@ def execute_run(
         "measured_on": run.evaluate_on,
         "curve": [round(score, 4) for _, _, score in result.history],
         "epsilon": result.server.epsilon,
-        "target_epsilon": run.epsilon,
-        "delta": DELTA,
+        "target_epsilon": plan.target_epsilon,
+        "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
         "neighbouring_relation": plan.config.adjacency,
         "steps": len(result.records),
@@ -159,7 +179,7 @@ def execute_run(
     }
 
 
-def _partition(run: FederatedRun, labels: Tensor) -> Any:
+def _partition(run: FederatedRun, labels: Tensor) -> Partition:
     if run.partition == IID:
         return iid(len(labels), run.clients, run.seed)
     kind, _, alpha = run.partition.partition("-")

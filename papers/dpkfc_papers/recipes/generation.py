@@ -53,19 +53,47 @@ def gpt2_lora(vocabulary: int, length: int) -> Logits:
     Raises:
         DatasetError: transformers or peft are missing; the message says how to get them.
     """
+    return _add_adapters(make_gpt2(vocabulary, length, width=96, blocks=2, heads=4))
+
+
+def make_gpt2(
+    vocabulary: int,
+    positions: int,
+    *,
+    width: int,
+    blocks: int,
+    heads: int,
+    end: int = 1,
+    **settings: Any,
+) -> nn.Module:
+    """Build a GPT-2 without dropout, with random weights.
+
+    Args:
+        vocabulary: number of tokens.
+        positions: of the longest text.
+        width: of a block.
+        blocks: number of them.
+        heads: of a block.
+        end: the token that begins and ends a text.
+        settings: of `transformers.GPT2Config`.
+
+    Raises:
+        DatasetError: transformers is missing; the message says how to get it.
+    """
     transformers = _transformers()
     config = transformers.GPT2Config(
         vocab_size=vocabulary,
-        n_positions=length,
-        n_embd=96,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=1,
-        eos_token_id=1,
+        n_positions=positions,
+        n_embd=width,
+        n_layer=blocks,
+        n_head=heads,
+        bos_token_id=end,
+        eos_token_id=end,
         pad_token_id=0,
         **_NO_DROPOUT,
+        **settings,
     )
-    return _add_adapters(transformers.GPT2LMHeadModel(config))
+    return transformers.GPT2LMHeadModel(config)
 
 
 def pretrained_lora(folder: str) -> Logits:

@@ -62,14 +62,6 @@ def table(path: Path) -> str:
 
 
 def main() -> int:
-    from rich.console import Console
-
-    from dpkfc.app.tuning.pool import drive, worker_count
-    from dpkfc.app.tuning.study_progress import StudyProgress
-    from dpkfc.app.tuning.tune import expected_seconds
-    from dpkfc_papers.public_examples import study_place
-    from dpkfc_papers.store import Store
-
     parser = harness.cells_parser(__doc__)
     parser.add_argument("--study", choices=list(STUDIES), default="cnn")
     parser.add_argument("--trials", type=int, default=20)
@@ -80,25 +72,12 @@ def main() -> int:
         return 0
     out = arguments.out or Path("runs/accuracy")
     chosen = study(arguments.study, arguments.trials)
-    workers = worker_count(arguments.workers)
-    place = study_place(out, arguments.data_dir)
     chosen.check(arguments.data_dir)
-    try:
-        with Store(path) as store:
-            source = chosen.source(store, out / "trials.log")
-            with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
-                drive(
-                    source,
-                    place,
-                    workers=workers,
-                    expected=expected_seconds(lambda: store),
-                    progress=progress,
-                )
-    except KeyboardInterrupt:
-        print("stopped; the same command continues it", file=sys.stderr)
-        return 130
-    for name, why in source.failures.items():
-        print(f"{name}: {why}", file=sys.stderr)
+    code = harness.run_cells(
+        lambda store: [chosen.source(store, out / "trials.log")], path, out, arguments
+    )
+    if code:
+        return code
     print(table(path))
     return 0
 

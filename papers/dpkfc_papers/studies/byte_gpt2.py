@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.errors import import_optional
 from dpkfc.app.datasets.text import IMDB, load_texts
 from dpkfc.app.models import build_seeded
 from dpkfc.features import ZipfWords
 from dpkfc.features.cache import cached_tensors
+from dpkfc_papers.recipes.generation import make_gpt2
 from dpkfc_papers.recipes.pairs import E2E, load_pairs
-from dpkfc_papers.studies.generation_texts import MISSING
 from dpkfc_papers.studies.harness import RESULTS
 from dpkfc_papers.studies.paper_methods import (
     SEEDS,
@@ -49,20 +48,7 @@ START_BATCH, START_STEPS, START_RATE = 64, 400, 1e-3
 
 def make_model() -> nn.Module:
     """Return a GPT-2 of bytes without dropout, with random weights."""
-    transformers = import_optional("transformers", MISSING)
-    config = transformers.GPT2Config(
-        vocab_size=256,
-        n_positions=LENGTH,
-        n_embd=WIDTH,
-        n_layer=BLOCKS,
-        n_head=HEADS,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=END,
-        eos_token_id=END,
-    )
-    return transformers.GPT2LMHeadModel(config)
+    return make_gpt2(256, LENGTH, width=WIDTH, blocks=BLOCKS, heads=HEADS, end=END)
 
 
 def encode_texts(texts: Sequence[str]) -> Tensor:

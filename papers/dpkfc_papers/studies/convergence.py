@@ -26,9 +26,7 @@ from dpkfc_papers.studies.harness import (
     figures,
     figures_parser,
     finish,
-    hardware,
     markdown,
-    now,
     read_json,
     sheet,
 )
@@ -102,7 +100,7 @@ def measure(_: str) -> dict[str, Any]:
                 row = {"noise": noise, "method": method, "steps": steps, "least": round(least, 6)}
                 rows.append(row)
                 print(row, flush=True)
-    return {"hardware": hardware(1), "date": now(), "seeds": SEEDS, "rows": rows}
+    return {"seeds": SEEDS, "rows": rows}
 
 
 def fit_slope(cells: dict[int, float]) -> float:

@@ -28,10 +28,8 @@ from dpkfc_papers.studies.harness import (
     draw_means,
     finish,
     half_interval,
-    hardware,
     interval,
     markdown,
-    now,
     sheet,
 )
 
@@ -178,37 +176,11 @@ def _plan(run: Variation, records: int) -> Any:
 
 def execute_variation(run: Variation, features: Any) -> dict[str, Any]:
     """Train, and return the record of the run as plain values."""
-    from torch import nn
+    from dpkfc.federated.partition import iid
+    from dpkfc_papers.federated_runs import train
 
-    from dpkfc.app.models import build_seeded
-    from dpkfc.app.recipes.objective import cross_entropy
-    from dpkfc.federated.partition import iid, parts
-    from dpkfc.federated.simulation import federate
-    from dpkfc_papers.federated_runs import measure_accuracy
-
-    (x, y), evaluation = features.choose_rows(run.evaluate_on)
-    plan = _plan(run, len(y))
-    result = federate(
-        plan,
-        build_seeded(lambda: nn.Linear(x.shape[1], 10), run.seed),
-        cross_entropy,
-        parts((x, y), iid(len(y), CLIENTS, run.seed)),
-        evaluate=lambda model: measure_accuracy(model, *evaluation),
-        every=10,
-    )
-    return {
-        "run": run.describe(),
-        "hash": run.hash,
-        "accuracy": result.history[-1][2],
-        "curve": [round(score, 4) for _, _, score in result.history],
-        "measured_on": run.evaluate_on,
-        "epsilon": result.server.epsilon,
-        "noise_multiplier": plan.noise_multiplier,
-        "steps": len(result.records),
-        "seconds": round(result.seconds, 1),
-        "hardware": hardware(1),
-        "date": now(),
-    }
+    (_, y), _ = features.choose_rows(run.evaluate_on)
+    return train(run, _plan(run, len(y)), features, iid(len(y), CLIENTS, run.seed))
 
 
 def network(channels: int, classes: int) -> Any:

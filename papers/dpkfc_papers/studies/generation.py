@@ -53,7 +53,7 @@ from dpkfc_papers.studies.generation_texts import (
     score,
     score_cider,
 )
-from dpkfc_papers.studies.harness import RESULTS, hardware, interval, markdown, now
+from dpkfc_papers.studies.harness import RESULTS, interval, markdown, stamp
 
 PATH = RESULTS / "generation.json"
 SEEDS, EPSILONS = (0, 1, 2), (3.0, 8.0)
@@ -208,8 +208,7 @@ def execute_run(run: GenerationRun, task: Task, model: nn.Module) -> dict[str, A
         "measured_on": run.evaluate_on,
         "pairs": len(ids),
         "seconds": round(time.perf_counter() - began, 1),
-        "hardware": hardware(1),
-        "date": now(),
+        **stamp(1),
     }
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.errors import import_optional
+from dpkfc_papers.recipes.generation import make_gpt2
 from dpkfc_papers.studies.generation_texts import (
-    MISSING,
     PAD,
     PROMPT,
     REFERENCE,
@@ -28,23 +27,9 @@ BATCH, ROWS, STEPS = 128, 192, 50
 
 def make_model(vocabulary: int, seed: int) -> nn.Module:
     """Return a small GPT-2 without dropout, with random weights."""
-    transformers = import_optional("transformers", MISSING)
     torch.manual_seed(seed)
-    config = transformers.GPT2Config(
-        vocab_size=vocabulary,
-        n_positions=PROMPT + REFERENCE,
-        n_embd=WIDTH,
-        n_layer=BLOCKS,
-        n_head=HEADS,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    return transformers.GPT2LMHeadModel(config)
+    sizes = {"width": WIDTH, "blocks": BLOCKS, "heads": HEADS}
+    return make_gpt2(vocabulary, PROMPT + REFERENCE, **sizes, tie_word_embeddings=False)
 
 
 def token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpkfc.app.tuning.study_progress import Task
+from dpkfc_papers.store import Listed
 from dpkfc_papers.studies import harness
 
 RESULTS = harness.RESULTS / "grids"
@@ -171,13 +173,15 @@ def main() -> int:
     name = arguments.grid
     grid, path = GRIDS[name], arguments.results or RESULTS / f"{name}.json"
     if not arguments.table:
-        points, tests = (
-            (lambda store: grid.cells(store, False)),
-            (lambda store: grid.cells(store, True)),
-        )
-        stages = [points] if arguments.points_only else [points, tests]
+        stages = (False,) if arguments.points_only else (False, True)
+
+        def list_cells(store: Any) -> Iterator[Listed]:
+            for tested in stages:
+                cells = grid.cells(store, tested)
+                yield Listed([Task(run, tag=None, label=label) for label, run in cells], store)
+
         out = arguments.out or Path(f"runs/grid-{name}")
-        if code := harness.run_cells(stages, path, out, arguments):
+        if code := harness.run_cells(list_cells, path, out, arguments):
             return code
     print(table(name, Store(path)))
     print(f"\n{every_point(name, Store(path))}")

@@ -8,11 +8,10 @@ import json
 import math
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     import numpy
     import torch
 
+    from dpkfc.app.tuning import runs
+
     card = (
         {}
         if device == "cpu"
@@ -36,7 +37,7 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     )
     return {
         **card,
-        "cpu": _cpu_model(),
+        "cpu": runs.hardware()["cpu"],
         "cores": os.cpu_count(),
         "threads": threads,
         "memory_gib": _memory_gib(),
@@ -67,16 +68,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+" if changed else "")
-
-
-def _cpu_model() -> str:
-    try:
-        found = re.search(
-            r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def _memory_gib() -> float | None:
@@ -194,6 +185,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
+def stamp(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """Return the day, the load and the machine of a measurement."""
+    return {"date": now(), "load_before": load_average(), "hardware": hardware(threads, device)}
+
+
 # --------------------------------------------------------------------------------------------------
 # Intervals, tables and files.
 
@@ -286,7 +282,10 @@ def figures(
 ) -> int:
     """Measure and write unless only the table is asked for; print it."""
     if not given.table:
-        write_json(given.output, measure(given.data_dir))
+        import torch
+
+        before = stamp(torch.get_num_threads())
+        write_json(given.output, before | measure(given.data_dir))
     print(table(read_json(given.output)))
     return 0
 
@@ -303,30 +302,38 @@ def cells_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def run_cells(
-    stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace
+    sources: Callable[[Any], Iterable[Any]], results: Path, out: Path, given: argparse.Namespace
 ) -> int:
     """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses
     no finished one.
 
     Args:
-        stages: each makes names and runs from the store.
+        sources: yields the cells of each stage from the store.
         results: the store.
         out: ledgers.
         given: of `cells_parser`.
     """
-    from dpkfc.app.tuning.pool import drive, worker_count
-    from dpkfc.app.tuning.study_progress import Task
-    from dpkfc_papers.public_examples import study_place
-    from dpkfc_papers.store import Listed, Store
+    from rich.console import Console
 
+    from dpkfc.app.tuning.pool import drive, worker_count
+    from dpkfc.app.tuning.study_progress import StudyProgress
+    from dpkfc.app.tuning.tune import expected_seconds
+    from dpkfc_papers.public_examples import study_place
+    from dpkfc_papers.store import Store
+
+    place, workers = study_place(out, given.data_dir), worker_count(given.workers)
+    console = Console(width=140)
     try:
         with Store(results) as store:
-            for cells in stages:
-                source = Listed(
-                    [Task(run, tag=None, label=name) for name, run in cells(store)], store
-                )
-                place = study_place(out, given.data_dir)
-                drive(source, place, workers=worker_count(given.workers))
+            for source in sources(store):
+                with StudyProgress(None, done=len(store), console=console) as progress:
+                    drive(
+                        source,
+                        place,
+                        workers=workers,
+                        expected=expected_seconds(lambda: store),
+                        progress=progress,
+                    )
                 for name, why in source.failures.items():
                     print(f"{name}: {why}", file=sys.stderr)
     except KeyboardInterrupt:

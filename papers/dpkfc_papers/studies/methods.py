@@ -174,13 +174,13 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
 def main() -> None:
     from dpkfc.app.methods import METHODS
-    from dpkfc_papers.studies.harness import hardware, now, read_json
+    from dpkfc_papers.studies.harness import read_json
 
     parser = harness.make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="methods to run")
     options = parser.parse_args()
     results = read_json(PATH) or {"runs": {}, "chosen": {}}
-    results |= {"hardware": hardware(1), "date": now()}
+    results |= harness.stamp(1)
 
     def all_of(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for settings in trials:

@@ -25,9 +25,7 @@ from dpkfc_papers.studies.harness import (
     RESULTS,
     figures,
     figures_parser,
-    hardware,
     markdown,
-    now,
 )
 from dpkfc_papers.studies.layer_gradients import (
     FrozenWeights,
@@ -186,8 +184,6 @@ def measure(data_dir: str) -> dict[str, Any]:
             session.step(batch, cross_entropy)
             look_now()
     return {
-        "date": now(),
-        "hardware": hardware(torch.get_num_threads()),
         "lr": LR,
         "clip": CLIP,
         "sigma": SIGMA,

@@ -30,9 +30,7 @@ from dpkfc_papers.studies.harness import (
     figures,
     figures_parser,
     finish,
-    hardware,
     markdown,
-    now,
     sheet,
 )
 
@@ -124,7 +122,7 @@ def measure(data_dir: str) -> dict[str, Any]:
             ranks[name] = [effective_rank(*pair) for pair in pairs]
         stage = f"after {done} steps" if done else "initial weights"
         stages[stage] = {"widths": [len(a) for a in true], "effective_ranks": ranks}
-    return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
+    return {"stages": stages}
 
 
 def picture(seen: Mapping[str, Tensor], path: Path) -> None:

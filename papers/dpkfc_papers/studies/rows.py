@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc_papers.studies.harness import (
-    hardware,
-    load_average,
     make_parser,
-    now,
     read_json,
+    stamp,
     write_json,
 )
 
@@ -46,9 +44,9 @@ class RowFile:
         if key in self.rows:
             return
         row = make()
-        facts = {"hardware": hardware(torch.get_num_threads()), "date": now()}
+        facts = stamp(torch.get_num_threads())
         written = read_json(self._path).get("rows", {})
-        self.rows |= written | {key: {**row, **facts, "load": load_average()}}
+        self.rows |= written | {key: {**row, **facts}}
         write_json(self._path, {"rows": self.rows})
         print(key, round(row["accuracy"], 2), flush=True)
 

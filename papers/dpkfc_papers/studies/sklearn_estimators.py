@@ -35,10 +35,7 @@ from dpkfc_papers.studies.harness import (
     figures,
     figures_parser,
     half_interval,
-    hardware,
-    load_average,
     markdown,
-    now,
 )
 
 PATH = RESULTS / "sklearn.json"
@@ -131,12 +128,9 @@ def score(table: Table, estimator: BaseEstimator) -> dict[str, Any]:
 def measure(_: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {
-        "hardware": hardware(1),
-        "date": now(),
-        "load": load_average(),
+        "command": "python -m dpkfc_papers.studies.sklearn_estimators",
+        "tables": [],
     }
-    results["command"] = "python -m dpkfc_papers.studies.sklearn_estimators"
-    results["tables"] = []
     for table in tables():
         entry: dict[str, Any] = {"name": table.name, "rows": len(table.rows)}
         entry["features"] = table.rows.shape[1]

@@ -30,9 +30,7 @@ from dpkfc_papers.studies.harness import (
     RESULTS,
     figures,
     figures_parser,
-    hardware,
     markdown,
-    now,
 )
 from dpkfc_papers.studies.layer_gradients import (
     FrozenWeights,
@@ -179,7 +177,7 @@ def measure(data_dir: str) -> dict[str, Any]:
         for batch in session.batches():
             session.step(batch, cross_entropy)
             look(session)
-    return {"date": now(), "hardware": hardware(torch.get_num_threads()), "stages": stages}
+    return {"stages": stages}
 
 
 def table(results: Mapping[str, Any]) -> str:
