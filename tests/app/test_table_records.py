@@ -191,6 +191,22 @@ BYTES = [person.bytes for person in PEOPLE]
 WHOLE = [7, 2**53 - 1, 10**10, 10**15, 8, 9, 10]
 
 
+def test_a_code_for_a_missing_number_is_a_person_among_ids(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("who,a,y\n999,1,0\n999,2,1\nNA,3,0\nNA,4,1\n")
+    stated = Schema(
+        target="y",
+        classes=("0", "1"),
+        unit="who",
+        missing=("NA", "999"),
+        columns={"a": Column(kind="number", bounds=(0, 10))},
+    )
+    assert len(set(encode_table(path, check_schema(stated, "schema")).units)) == 3
+    own = {**stated.columns, "who": Column(kind="unit", missing=("999",))}
+    units = encode_table(path, check_schema(replace(stated, columns=own), "schema")).units
+    assert units[2:] == ["unit NA", "unit NA"] and len(set(units)) == 3
+
+
 @pytest.mark.parametrize(
     "ids",
     [

@@ -31,6 +31,12 @@ def distinct(texts: Texts) -> tuple[np.ndarray, list[str | None]]:
     return np.fromiter(map(number_of.__getitem__, texts), np.int64, len(texts)), known
 
 
+def list_texts(texts: Texts) -> list[str | None]:
+    """Return texts in Python, equal ones as one object."""
+    codes, known = distinct(texts)
+    return [known[code] for code in codes.tolist()]
+
+
 def choose(texts: Texts, rows: np.ndarray) -> Texts:
     """Return the texts of some rows."""
     if isinstance(texts, pa.Array):

@@ -15,8 +15,8 @@ import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import sparse_texts
-from dpkfc.app.owndata.cells import canonical
-from dpkfc.app.owndata.decoding import Texts, distinct
+from dpkfc.app.owndata.cells import canonical, read_number
+from dpkfc.app.owndata.decoding import list_texts
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.rows import RowFile
@@ -110,7 +110,7 @@ def _encode_parts(
     private: dict[str, list[str | None]] = {name: [] for name in schema.private_columns}
     kinds: dict[str, set[str]] = {name: set() for name in schema.features}
     unreadable = None
-    block = 0
+    block = -1
     for table in read(path, names, schema, () if with_target else targets):
         if table.unreadable is not None:
             unreadable = (unreadable or 0) + table.unreadable
@@ -118,7 +118,7 @@ def _encode_parts(
             step = min(most, table.rows // share.world or 1)
         for part in table.split(step):
             block += 1
-            if share is not None and (block - 1) % share.world != share.rank:
+            if share is not None and block % share.world != share.rank:
                 continue
             for name, seen in kinds.items():
                 seen.add(part.columns[name].stored)
@@ -128,9 +128,9 @@ def _encode_parts(
                 counts.update(of_target)
                 labels.append(encoded)
             if schema.unit in part.columns:
-                people += _texts(part.columns[schema.unit].texts)
+                people += list_texts(part.columns[schema.unit].texts)
             for name in private:
-                private[name] += _texts(part.columns[name].texts)
+                private[name] += list_texts(part.columns[name].texts)
     total = len(rows)
     if not total and share is not None:
         raise DatasetError(f"{path}: has no row for process {share.rank}; start fewer processes")
@@ -165,12 +165,6 @@ def _encode_parts(
         file=rows,
         share=[f"{path.name}, part {share.rank} of {share.world}"] if share else files,
     )
-
-
-def _texts(texts: Texts) -> list[str | None]:
-    """Return texts in Python, equal ones as one object."""
-    codes, known = distinct(texts)
-    return [known[code] for code in codes.tolist()]
 
 
 def _encode_columns(part: Table, schema: Schema, counts: Counter[tuple[str, str]]) -> np.ndarray:
@@ -247,8 +241,12 @@ def unit_names(
     """Return the unit of each record; a record without one is a unit of its own.
 
     Its name follows from its content, so that no other record moves it to another side of a split.
+    A number is an id, unless the column itself states it as missing.
     """
     missing = schema.columns.get(schema.unit, schema).missing
+    if missing == schema.missing:
+        # 999 stands for an unknown age, and for a patient.
+        missing = tuple(text for text in missing if read_number(text) is None)
     unknown = {canonical(text) for text in ("", *missing)}
     name_of = {}
     for value in set(values):

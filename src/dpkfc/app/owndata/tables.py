@@ -22,7 +22,7 @@ from dpkfc.app.owndata import stored
 from dpkfc.app.owndata.csv_blocks import read_blocks
 from dpkfc.app.owndata.csv_columns import Splitter
 from dpkfc.app.owndata.csv_heading import read_heading
-from dpkfc.app.owndata.decoding import Texts
+from dpkfc.app.owndata.decoding import Texts, list_texts
 from dpkfc.app.owndata.headers import Header, look_like_names, no_names_error
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.packages import (
@@ -94,15 +94,11 @@ def read_table(path: Path, names: Sequence[str], schema: Schema) -> Table:
     columns = {}
     for name in names:
         kinds = {part.columns[name].stored for part in parts if part.rows}
-        texts = [text for part in parts for text in _list_texts(part.columns[name].texts)]
+        texts = [text for part in parts for text in list_texts(part.columns[name].texts)]
         columns[name] = Cells(texts, kinds.pop() if len(kinds) == 1 else "text")
     counts = [part.unreadable for part in parts if part.unreadable is not None]
     rows = sum(part.rows for part in parts)
     return Table(columns, rows, sum(counts) if counts else None)
-
-
-def _list_texts(texts: Texts) -> Sequence[str | None]:
-    return texts.to_pylist() if isinstance(texts, pa.Array) else texts
 
 
 def read_parts(
