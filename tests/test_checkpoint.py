@@ -213,6 +213,23 @@ def test_a_link_leads_to_the_folder(tmp_path, monkeypatch):
     assert read(tmp_path / "here")[1] == {"step": 4}
 
 
+def test_a_write_that_dies_too_keeps_what_a_crash_left(tmp_path, monkeypatch):
+    write(tmp_path / "c", {}, {"step": 1})
+    # as a crash between the two renames leaves it
+    (tmp_path / "c").rename(tmp_path / "c.old")
+    rename = Path.rename
+
+    def die_at_the_new_one(path, target):
+        if path.name == "c.new":
+            raise Crash
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", die_at_the_new_one)
+    with pytest.raises(Crash):
+        write(tmp_path / "c", {}, {"step": 2})
+    assert read(tmp_path / "c")[1] == {"step": 1}
+
+
 def test_another_format_is_refused(tmp_path):
     write(tmp_path / "c", {}, {})
     path = tmp_path / "c" / "manifest.json"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.gradients.replica import replicate
+from dpkfc.gradients.state import copy_extra_states, restore_extra_states
 from dpkfc.gradients.state_check import checked_state
 from tests.integrations import opacus_cases
 from tests.recording import Heard
@@ -272,6 +273,14 @@ def test_extra_state_that_follows_the_data_is_refused(verify):
     s = session(Largest(), verify=verify)
     assert_refused(s, r"extra state of the module '0' \(Largest.get_extra_state\)", times=2)
     assert not s.model[0].amax.any()
+
+
+def test_extra_state_is_restored_where_attributes_do_not_show_it():
+    model = nn.Sequential(Largest())
+    before = copy_extra_states(model)
+    model(torch.ones(2, 4, dtype=torch.float64))
+    assert "Largest.get_extra_state" in restore_extra_states(model, before)
+    assert not model[0].amax.any()
 
 
 # -- plain attributes ------------------------------------------------------------------------------

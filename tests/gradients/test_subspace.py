@@ -287,3 +287,5 @@ def test_split_clipping_without_a_basis_is_refused(mlp, clipping):
 def test_a_bound_that_bounds_nothing_is_refused(bound):
     with pytest.raises(ValueError, match="max_grad_norm must be positive and finite"):
         clip_factors(torch.ones(2), bound, "flat")
+    with pytest.raises(ValueError, match="automatic_gamma must be positive and finite"):
+        clip_factors(torch.ones(2), 1.0, "automatic", bound)

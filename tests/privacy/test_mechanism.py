@@ -4,6 +4,7 @@ charged.
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -205,16 +206,21 @@ def test_threads_finish_their_own_pieces_of_all_tensors(noise, threads):
         assert torch.allclose(out[name].flatten(), expected.float(), rtol=0, atol=1e-6)
 
 
+RELEASES = [gaussian_release, partial(mechanism.rounded_release, grid=2.0**-40)]
+
+
 @pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf])
-def test_gaussian_release_refuses_a_bad_scale(stddev):
+@pytest.mark.parametrize("release_of", RELEASES, ids=["gaussian", "rounded"])
+def test_a_release_refuses_a_bad_scale(release_of, stddev):
     with pytest.raises(ValueError, match="stddev must be finite and >= 0, got"):
-        gaussian_release({"a": torch.zeros(1)}, stddev, 1.0, lambda size, dtype: torch.zeros(size))
+        release_of({"a": torch.zeros(1)}, stddev, 1.0, torch.zeros)
 
 
 @pytest.mark.parametrize("divisor", [0.0, -1.0, math.nan, math.inf])
-def test_gaussian_release_refuses_a_bad_divisor(divisor):
+@pytest.mark.parametrize("release_of", RELEASES, ids=["gaussian", "rounded"])
+def test_a_release_refuses_a_bad_divisor(release_of, divisor):
     with pytest.raises(ValueError, match="divisor must be positive and finite, got"):
-        gaussian_release({"a": torch.zeros(1)}, 1.0, divisor, lambda size, dtype: torch.zeros(size))
+        release_of({"a": torch.zeros(1)}, 1.0, divisor, torch.zeros)
 
 
 @pytest.mark.parametrize(

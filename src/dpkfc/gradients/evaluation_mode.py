@@ -17,7 +17,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
         for module, _ in modes:
             module.training = isinstance(module, nn.RNNBase) and not module.dropout
         yield

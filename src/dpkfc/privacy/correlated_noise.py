@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpkfc._checks import check_integer
 from dpkfc.privacy.gaussian_pairs import Floats
 
 # The search goes from one number of bands to the next by this factor, and ends where the predicted
@@ -44,15 +43,9 @@ class BandedNoise:
 
     Attributes:
         bands: diagonals of C, >= 1; 1 is independent noise.
-
-    Raises:
-        ValueError: not an integer >= 1.
     """
 
     bands: int
-
-    def __post_init__(self) -> None:
-        check_integer("bands", self.bands, 1)
 
     @cached_property
     def coefficients(self) -> Floats:
