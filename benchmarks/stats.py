@@ -49,10 +49,18 @@ class Counts:
         self.files += 1
         rows = set()
         earlier = ""
+        depth = 0
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in NOT_CODE:
                 continue
-            is_text = token.type == tokenize.STRING
+            # From Python 3.12 on a formatted text is many tokens. It counts as one, as before.
+            kind = tokenize.tok_name[token.type]
+            depth -= kind == "FSTRING_END"
+            is_inside = depth > 0 or kind == "FSTRING_END"
+            depth += kind == "FSTRING_START"
+            if is_inside:
+                continue
+            is_text = kind in ("STRING", "FSTRING_START")
             if is_text and token.start[0] in documents:
                 continue
             rows.add(token.start[0])

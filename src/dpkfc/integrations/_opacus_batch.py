@@ -235,8 +235,8 @@ class _EarlyReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         is_read = self.is_on and func == _GRADIENT_READ
         if is_read and result is None and id(args[0]) in self._own:
-            # A comprehension has a frame of its own in Python 3.11.
-            readers = islice(traceback.walk_stack(None), 4)
+            # A comprehension has a frame of its own before Python 3.12.
+            readers = islice(traceback.walk_stack(inspect.currentframe()), 5)
             if any(frame.f_code is _VALUE_CLIP for frame, _ in readers):
                 raise ValueError(
                     "clip_grad_value_ finds no gradient before optimizer.step(), which adds noise;"

@@ -84,7 +84,6 @@ class Adapter(Protocol):
     """A module of peft that adds matrices of low rank to a weight: a rank for each adapter."""
 
     r: Mapping[str, int]
-    base_layer: nn.Module
 
 
 @runtime_checkable
