@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from datasets import Array2D, ClassLabel, Dataset, Features, Image, Sequence, Value
 from PIL import Image as Pictures
 from torch import nn
@@ -19,6 +18,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.public_rows.record_drawing import axes_of, kind_of
 from dpkfc.public_rows.template import find_template
 from dpkfc.session import Session
+from tests.sessions import cross_entropy
 
 N = 24
 
@@ -174,7 +174,7 @@ def outcome(first):
             plan, model, torch.optim.SGD(model.parameters(), 0.1), rows, collate_fn=collate
         ) as session:
             session._loss_check.check(
-                lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"),
+                cross_entropy,
                 rows,
                 session._loader.collate,
                 bound=None,

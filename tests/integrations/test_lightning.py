@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("lightning.pytorch")
 import lightning.pytorch as L
@@ -27,6 +26,7 @@ from tests.integrations.lightning_cases import (
 )
 from tests.models import weights
 from tests.recording import Heard
+from tests.sessions import cross_entropy
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,7 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path):
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     with Session(plan, theirs, optimizer, data().tensors) as session:
         for batch in session.batches():
-            session.step(
-                batch, lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none")
-            )
+            session.step(batch, cross_entropy)
             schedule.step()
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-6, atol=1e-8)
     assert trainer.global_step == releases(tmp_path) == mine.grads == 7

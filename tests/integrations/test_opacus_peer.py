@@ -11,6 +11,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.session import Session
 from tests.integrations.opacus_cases import B, N, cnn, data, make_scaled, mlp, private, sgd, train
 from tests.mutation_cases import kfac, weights
+from tests.sessions import cross_entropy
 
 opacus = pytest.importorskip("opacus")
 
@@ -99,8 +100,5 @@ def test_the_steps_are_those_of_a_session(preconditioner, clipping, readout):
     x, y = data().tensors
     with Session(config.with_noise(noise, 1e-4, N), theirs, sgd(theirs), (x, y)) as session:
         for batch in session.batches():
-            session.step(
-                batch,
-                lambda model, b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="none"),
-            )
+            session.step(batch, cross_entropy)
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-12)

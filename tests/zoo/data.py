@@ -13,6 +13,7 @@ from tests.zoo.registry import (
     Network,
     add_architecture,
     classify,
+    mlp,
     ragged,
     stack_rows,
     tensors,
@@ -23,10 +24,6 @@ VECTORS = vectors()
 IMAGES = tensors((1, 4, 4))
 
 
-def _mlp():
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
 def _cnn():
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
 
@@ -34,7 +31,7 @@ def _cnn():
 # -- augmentations ---------------------------------------------------------------------------------
 
 
-def _augmented(name, kind, change, *, build=_mlp, batch=VECTORS, size=5, is_random=False):
+def _augmented(name, kind, change, *, build=mlp, batch=VECTORS, size=5, is_random=False):
     """Register a model whose inputs go through a function of the batch."""
     name = f"mixes_augment_{name}" if kind == MIXING else f"augment_{name}"
     size_or_none = size if kind == MIXING else None
@@ -111,7 +108,7 @@ def _labels_of_the_first_half(rows):
 add_architecture(
     "mixes_augment_labels_of_the_first_half",
     "augmentations",
-    _mlp,
+    mlp,
     VECTORS,
     classify,
     kind=MIXING,
@@ -123,7 +120,7 @@ add_architecture(
 # -- collate functions -----------------------------------------------------------------------------
 
 
-def _collated(name, kind, collate, *, build=_mlp, batch=VECTORS, loss_fn=classify, size=5):
+def _collated(name, kind, collate, *, build=mlp, batch=VECTORS, loss_fn=classify, size=5):
     """Register a model whose batches are made by a collate function of its own."""
     name = f"mixes_collate_{name}" if kind == MIXING else f"collate_{name}"
     add_architecture(

@@ -9,6 +9,7 @@ from tests.zoo.registry import (
     Network,
     add_architecture,
     generator_of,
+    mlp,
     normal,
     parameter,
     register,
@@ -17,10 +18,6 @@ from tests.zoo.registry import (
 )
 
 VECTORS = vectors()
-
-
-def _mlp(d=4, k=3):
-    return nn.Sequential(nn.Linear(d, 5), nn.Tanh(), nn.Linear(5, k))
 
 
 def _cross_entropy_smoothed(model, batch):
@@ -51,7 +48,7 @@ for _loss in (
     _looped,
     _ignored_label,
 ):
-    add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
+    add_architecture(f"loss{_loss.__name__}", "losses", mlp, VECTORS, _loss)
 
 
 def _squeezed(model, batch):
@@ -74,15 +71,15 @@ def _squeezed_last(model, batch):
 
 
 add_architecture(
-    "loss_squeezed_last_axis", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_last
+    "loss_squeezed_last_axis", "losses", lambda: mlp(classes=1), targets((4,), ()), _squeezed_last
 )
 add_architecture(
-    "loss_squeezed_all_axes", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed
+    "loss_squeezed_all_axes", "losses", lambda: mlp(classes=1), targets((4,), ()), _squeezed
 )
 add_architecture(
     "loss_squeezed_strictly",
     "losses",
-    lambda: _mlp(k=1),
+    lambda: mlp(classes=1),
     targets((4,), ()),
     _squeezed_strictly,
     kind=UNCLEAR,
@@ -97,7 +94,7 @@ def _column_of_losses(model, batch):
 add_architecture(
     "loss_of_shape_n_by_one",
     "losses",
-    lambda: _mlp(k=1),
+    lambda: mlp(classes=1),
     targets((4,), (1,)),
     _column_of_losses,
     kind=UNCLEAR,
@@ -113,7 +110,7 @@ def _distribution_validated(model, batch):
 add_architecture(
     "loss_of_a_validated_distribution",
     "losses",
-    lambda: _mlp(k=2),
+    lambda: mlp(classes=2),
     targets((4,), ()),
     _distribution_validated,
 )
@@ -154,7 +151,7 @@ def _triplet(model, batch):
     return F.triplet_margin_loss(a, p, q, margin=2.0, reduction="none")
 
 
-add_architecture("loss_of_triplets", "losses", _mlp, _triplets, _triplet)
+add_architecture("loss_of_triplets", "losses", mlp, _triplets, _triplet)
 
 
 def _tags(n):
@@ -177,7 +174,7 @@ def _tokens_in_one_row(model, batch):
     return (losses * mask).sum(1) / mask.sum(1)
 
 
-add_architecture("loss_of_tokens_flattened_and_masked", "losses", _mlp, _tags, _tokens_in_one_row)
+add_architecture("loss_of_tokens_flattened_and_masked", "losses", mlp, _tags, _tokens_in_one_row)
 
 
 # -- double backward -------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ def _gradient_penalty(model, batch):
     return F.cross_entropy(out, y, reduction="none") + (slope.norm(dim=1) - 1).square()
 
 
-add_architecture("gradient_penalty", "double backward", _mlp, VECTORS, _gradient_penalty)
+add_architecture("gradient_penalty", "double backward", mlp, VECTORS, _gradient_penalty)
 
 
 @register(

@@ -19,6 +19,7 @@ from tests.zoo.registry import (
     Network,
     classify,
     generator_of,
+    mlp,
     normal,
     parameter,
     register,
@@ -28,10 +29,6 @@ from tests.zoo.registry import (
 
 VECTORS = vectors()
 SEQUENCE = tensors((4, 4))
-
-
-def _mlp():
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 # -- functional calls, scripts, transforms ---------------------------------------------------------
@@ -46,7 +43,7 @@ def functional_call_with_scaled_weights():
         scaled = {name: p * m.scale for name, p in m.inner.named_parameters()}
         return functional_call(m.inner, scaled, (x,)) + m.inner(x)
 
-    return Network(forward, inner=_mlp(), scale=nn.Parameter(torch.tensor(0.7)))
+    return Network(forward, inner=mlp(), scale=nn.Parameter(torch.tensor(0.7)))
 
 
 @register_mechanics
@@ -142,14 +139,14 @@ def checkpoint_with_reentry():
 
 @register_mechanics
 def forward_hook_that_changes_the_output():
-    model = _mlp()
+    model = mlp()
     model[0].register_forward_hook(lambda module, args, output: output * 0.5 + 1.0)
     return model
 
 
 @register_unclear
 def backward_hook_that_only_watches():
-    model = _mlp()
+    model = mlp()
     model[0].register_full_backward_hook(lambda module, inputs, outputs: None)
     return model
 

@@ -216,7 +216,12 @@ def ragged(t: int = 5, d: int = 4, classes: int = 3) -> Callable[[int], Batch]:
     return batch
 
 
-# -- losses ----------------------------------------------------------------------------------------
+# -- models and losses -----------------------------------------------------------------------------
+
+
+def mlp(features: int = 4, classes: int = 3) -> nn.Sequential:
+    """Build a perceptron with five hidden units."""
+    return nn.Sequential(nn.Linear(features, 5), nn.Tanh(), nn.Linear(5, classes))
 
 
 def classify(model: nn.Module, batch: Batch) -> Tensor:

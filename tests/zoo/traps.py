@@ -15,6 +15,7 @@ from tests.zoo.registry import (
     add_architecture,
     classify,
     generator_of,
+    mlp,
     normal,
     parameter,
     ragged,
@@ -477,11 +478,7 @@ def _another_order(model, batch):
     return classify(model, batch).flip(0)
 
 
-def _mlp():
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-add_architecture("losses_in_another_order", "traps", _mlp, VECTORS, _another_order, kind=UNCLEAR)
+add_architecture("losses_in_another_order", "traps", mlp, VECTORS, _another_order, kind=UNCLEAR)
 add_architecture(
     "mixes_where_a_feature_is_large",
     "traps",
