@@ -211,6 +211,8 @@ def test_a_link_leads_to_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     write(".", {}, {"step": 4})
     assert read(tmp_path / "here")[1] == {"step": 4}
+    write(tmp_path / "runs" / "1", {}, {"step": 5})  # folders on the way are made
+    assert read(tmp_path / "runs" / "1")[1] == {"step": 5}
 
 
 def test_a_write_that_dies_too_keeps_what_a_crash_left(tmp_path, monkeypatch):

@@ -459,6 +459,12 @@ def test_what_noise_cannot_wait_for_is_refused(name):
         assert torch.equal(before, weights(s.model))
 
 
+def test_noise_does_not_wait_where_graphs_are_captured():
+    with session(texts(), options={"capture_graphs": True}) as s:
+        with pytest.raises(ValueError, match="does not go with captured graphs"), s.lazy_noise():
+            pass
+
+
 def test_a_setting_that_changes_in_the_block_is_refused():
     with session(texts()) as s, s.lazy_noise():
         train(s, 1)
