@@ -139,19 +139,26 @@ def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(monkeypatch,
         assert float((noise == rounded).double().mean()) < 0.01
 
 
-def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop():
-    model, (x, y) = (
-        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
-        data(dtype=torch.float32),
-    )
+def gradient_of_one(model, batch, loss):
+    return example_gradient(model, loss, tuple(part[:1] for part in batch), 1.0)
 
-    def exact(m, batch):
+
+def sum_of_batch(model, batch, loss):
+    return sum_examples(model, batch, 0.5, loss)[0]
+
+
+@pytest.mark.parametrize("gradients_of", [gradient_of_one, sum_of_batch])
+def test_gradients_are_not_cast_by_an_autocast_around_the_loop(gradients_of):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = data(dtype=torch.float32)
+
+    def exact(m, rows):
         with torch.autocast("cpu", enabled=False):
-            return loss_fn(m, batch)
+            return loss_fn(m, rows)
 
-    expected = example_gradient(model, exact, (x[:1], y[:1]), 1.0)
+    expected = gradients_of(model, batch, exact)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = example_gradient(model, exact, (x[:1], y[:1]), 1.0)
+        found = gradients_of(model, batch, exact)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 

@@ -150,6 +150,20 @@ def test_cross_check_refuses_a_contradiction(monkeypatch):
         cross_check(poisson(0.1, 1.0), 1, DELTA)
 
 
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_cross_check_refuses_a_wrong_total(factor, monkeypatch):
+    also = [(dp_accounting.GaussianDpEvent(4.0), 1)]
+    honest = cross_check(poisson(0.1, 1.0), 10, DELTA, also=also)
+    assert honest["pld"] < honest["rdp"]
+
+    def total(charges, delta, accountant):
+        return total_epsilon(charges, delta, accountant) * (factor if accountant == "pld" else 1)
+
+    monkeypatch.setattr(comparison, "total_epsilon", total)
+    with pytest.raises(ValueError, match="the accountants disagree on a total"):
+        cross_check(poisson(0.1, 1.0), 10, DELTA, also=also)
+
+
 @pytest.mark.parametrize(
     "event", [case[0] for case in CASES] + [dp_accounting.SelfComposedDpEvent(poisson(0.1, 2.0), 3)]
 )
