@@ -53,6 +53,14 @@ def test_what_a_ledger_says(path):
     assert state.size == path.stat().st_size
 
 
+def test_a_figure_that_no_line_can_hold_is_not_charged(path):
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            ledger.charge(2, EVENT, 1.5, float("nan"), 2.0)
+        assert ledger.count == 3
+    assert len(verify(path).releases) == 3
+
+
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_a_ledger_in_memory_behaves_like_a_file(where, tmp_path):
     make = {
