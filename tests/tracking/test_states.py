@@ -105,6 +105,24 @@ def test_rows_of_places_that_are_written_over_are_gone(write):
     assert _follow_write(write, table) == BatchAxis(0)
 
 
+def test_rows_into_which_others_are_written_are_unknown():
+    tracker, x = follow_rows(N, D)
+    with follow(tracker):
+        rows = x.mul(1.0)
+        rows[:, 1:].copy_(x.flip(0)[:, 1:])
+        result = rows.mul(1.0)
+    assert isinstance(tracker.state(rows), Unknown)
+    assert isinstance(tracker.state(result), Unknown)
+
+
+@pytest.mark.parametrize("share", [lambda t: t.data, torch.Tensor.detach])
+def test_others_written_into_memory_that_rows_share_are_a_failure(share):
+    tracker, x = follow_rows(N, D)
+    with follow(tracker):
+        share(x.mul(1.0)).copy_(x.flip(0))
+    assert tracker.failure is not None
+
+
 def test_unfilled_memory_takes_the_examples_part_by_part():
     tracker, x = follow_rows(N, D)
     with follow(tracker):
