@@ -627,6 +627,14 @@ def test_examples_come_first_whatever_their_number_is():
     assert torch.equal(example_first(x, BatchAxis(1), 2), x.T)
 
 
+@pytest.mark.parametrize(("pre", "post"), [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_dimensions_around_the_examples_appear_where_they_are_longer_than_one(pre, post):
+    x = torch.arange(pre * N * post * 5.0).view(pre * N * post, 5)
+    rows = example_first(x, BatchAxis(0, pre, post), N)
+    around = [size for size in (pre, post) if size > 1]
+    assert torch.equal(rows, x.view(pre, N, post, 5).transpose(0, 1).reshape(N, *around, 5))
+
+
 class CollectedMeanwhile(dict[int, Any]):
     """A dictionary while whose items are read garbage is collected."""
 
