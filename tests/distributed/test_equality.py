@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.cases import CASES
+from tests.distributed.cases import CASES, Case
 from tests.distributed.group import run, start
+from tests.test_session import loss_fn
 
 # Two processes take every case. Three divide a batch, a probe and the owners of layers unevenly; of
 # four some hold nothing.
@@ -76,3 +77,20 @@ def test_several_processes_equal_one(name):
         torch.testing.assert_close(
             torch.tensor(first["weights"], dtype=alone["weights"].dtype), alone["weights"], **bounds
         )
+
+
+def _draw_without_a_seed(rank, folder):
+    start(rank, 2, folder / "store")
+    drawn = []
+    with Case({"test_mode_seed": None}).open(None)[0] as session:
+        for batch in session.batches():
+            drawn.append(batch.indices.tolist())
+            session.step(batch, loss_fn)
+    dist.destroy_process_group()
+    return drawn
+
+
+def test_processes_take_parts_of_one_batch_where_no_seed_makes_them_draw_alike():
+    """If each drew its own batch, a record could be in several and count more than once."""
+    one, other = run(_draw_without_a_seed, 2)
+    assert any(one) and one == other
