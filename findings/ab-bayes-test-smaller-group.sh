@@ -4,9 +4,8 @@
 #
 # Packages: ab-bayes-test 0.1.0, numpy 2.4.6, pandas 3.1.1, scipy 1.17.1.
 # Behaviour: for means, the default prior of the conjugate inference has a mean of 0 and a variance of 1 in
-#   the unit of the data. Both means are drawn towards 0, the one of fewer or of more different people
-#   further. In bar in place of mmHg nothing happens. The other inference, mcmc, has this prior for
-#   standardized data.
+#   the unit of the data. Both means are drawn towards 0, the one of fewer people further. In bar in place
+#   of mmHg nothing happens. The other inference, mcmc, has this prior for standardized data.
 # Expected: a default prior that does not matter or knows the scale of the data; a probability that does
 #   not change with the unit, near one half for equal means.
 # Why it matters here: the default settings answer for money, weights and pressures what is in the prior.
