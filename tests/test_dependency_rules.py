@@ -215,7 +215,8 @@ def third_party(file):
     """Optional packages are imported inside functions, integrations or sklearn; no others."""
     for node, module in file.imports:
         name = module.split(".")[0]
-        if name in CORE or name in sys.stdlib_module_names or name == "dpkfc":
+        # Python 3.10 lacks tomllib, and takes tomli in its place.
+        if name in CORE or name in {*sys.stdlib_module_names, "tomllib", "dpkfc"}:
             continue
         if name not in OPTIONAL:
             yield f"{file.name}:{node.lineno} imports {name}, which pyproject.toml does not declare"

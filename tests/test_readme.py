@@ -70,8 +70,10 @@ def test_names_in_the_text_exist(path):
         for cut in range(len(parts), 0, -1):
             try:
                 found = importlib.import_module(".".join(parts[:cut]))
-            except ModuleNotFoundError:
-                continue
+            except ModuleNotFoundError as error:
+                if f"{error.name}.".startswith(f"{parts[0]}."):
+                    continue
+                break  # An extra that this Python cannot have.
             for attribute in parts[cut:]:
                 found = getattr(found, attribute)
             break

@@ -1,5 +1,7 @@
 """What the private Trainer refuses, each before a release and with its fix."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from transformers import (
     BertForMultipleChoice,
     BertForSequenceClassification,
     DataCollatorWithPadding,
+    TrainingArguments,
 )
 
 from dpkfc.integrations.huggingface import PrivateTrainer
@@ -24,6 +27,11 @@ from tests.integrations.hf_cases import (
     trainer_of,
 )
 
+# Releases of transformers differ in this name.
+CHECKPOINTING = [
+    field.name for field in fields(TrainingArguments) if field.name.endswith("checkpointing_kwargs")
+]
+
 
 @pytest.mark.parametrize(
     "settings, match",
@@ -37,7 +45,7 @@ from tests.integrations.hf_cases import (
         ({"include_num_input_tokens_seen": "all"}, "size of private batches"),
         ({"auto_find_batch_size": True}, "max_physical_batch_size"),
         ({"neftune_noise_alpha": 5.0}, "neftune"),
-        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant=False"),
+        *(({name: {"use_reentrant": True}}, "use_reentrant=False") for name in CHECKPOINTING),
         ({"torch_compile": True}, "compiled"),
         ({"use_liger_kernel": True}, "fused"),
     ],

@@ -197,11 +197,13 @@ def check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None
             "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
             " private gradients; use bf16=True, which needs no scaling"
         )
-    if args.activation_checkpointing_kwargs not in (None, {}, {"use_reentrant": False}):
-        raise ValueError(
-            "activation checkpointing shows the inputs of layers with use_reentrant=False"
-            " only, torch's default; leave activation_checkpointing_kwargs out"
-        )
+    # transformers 5.22 has renamed it.
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        if vars(args).get(name) not in (None, {}, {"use_reentrant": False}):
+            raise ValueError(
+                "activation checkpointing shows the inputs of layers with use_reentrant=False"
+                f" only, torch's default; leave {name} out"
+            )
     if args.torch_compile:
         raise ValueError(
             "torch_compile is not supported: a compiled module shows no calls of its layers; leave"
