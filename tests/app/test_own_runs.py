@@ -110,6 +110,12 @@ def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
     code, text = call_flat("predict", folder, "--data", path.name, "--out", path)
     assert code == 2 and "is the file of --data; choose another" in text
     assert path.read_bytes() == content
+    for words in (["predict", folder, "--data", path], ["export", folder, "--format", "torch"]):
+        for name in ("ledger.jsonl", "model.safetensors"):
+            kept = (folder / name).read_bytes()
+            code, text = call_flat(*words, "--out", folder / name)
+            assert code == 2 and "is a file of the run; choose another" in text
+            assert (folder / name).read_bytes() == kept
 
 
 def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path):

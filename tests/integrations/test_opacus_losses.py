@@ -307,6 +307,40 @@ def test_a_loss_with_another_factor_than_before_is_refused(declared, loss):
     assert engine.ledger.count >= 1
 
 
+def losses_of(out, y):
+    return F.cross_entropy(out, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "declared, loss",
+    [
+        ("sum", lambda out, y: (losses_of(out, y) / len(y)).sum()),
+        ("sum", lambda out, y: losses_of(out, y).mul_(1 / len(y)).sum()),
+        ("mean", lambda out, y: (losses_of(out, y) / len(y)).mean()),
+        ("mean", lambda out, y: F.cross_entropy(out / len(out), y)),
+    ],
+)
+def test_losses_of_single_examples_over_the_size_of_the_batch_are_refused(declared, loss):
+    engine, model, optimizer, batches = private(loss_reduction=declared, verify=False)
+    with pytest.raises(ValueError, match="divided by the size of the batch"):
+        train(model, optimizer, batches, criterion=loss)
+    assert engine.ledger.count >= 1
+
+
+@pytest.mark.parametrize(
+    "declared, loss",
+    [
+        ("mean", lambda out, y: losses_of(out, y).sum() / len(y)),
+        ("sum", lambda out, y: (losses_of(out, y) / 8).sum()),
+        ("mean", lambda out, y: (out.square() / out.shape[1]).sum(1).mean()),
+    ],
+)
+def test_a_mean_by_hand_and_constants_are_taken(declared, loss):
+    engine, model, optimizer, batches = private(loss_reduction=declared, verify=False)
+    train(model, optimizer, batches, criterion=loss)
+    assert engine.ledger.count == len(batches)
+
+
 def test_ignored_labels_count_in_the_divisor():
     """How many labels of a batch are left out is private: the mean divides by the number of all."""
     _, model, optimizer, batches = private(max_grad_norm=1e6)

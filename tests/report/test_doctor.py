@@ -28,9 +28,9 @@ def test_a_cnn_is_described_layer_by_layer():
     assert sum(layer.parameters for layer in found.layers) == found.trainable == 13_706
     assert {layer.method for layer in found.layers} <= {"rank-one", "gram", "materialised"}
     assert found.layers[3].method == "rank-one"
-    assert [(s.side, s.size) for s in found.layers[0].sides] == [("A", 10), ("G", 16)]
+    assert [(s["side"], s["dim"]) for s in found.layers[0].sides] == [("input", 10), ("output", 16)]
     assert all(
-        s.condition_after <= s.condition_before for layer in found.layers for s in layer.sides
+        s["condition_after"] <= s["condition_before"] for layer in found.layers for s in layer.sides
     )
     assert not found.problem and not found.frozen
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())

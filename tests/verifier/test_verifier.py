@@ -292,6 +292,13 @@ def test_what_is_not_a_stamp_is_named(copied, tmp_path):
         keep_stamp(copied, path)
 
 
+def test_a_reader_that_ends_early_does_not_change_the_verdict(copied):
+    command = [sys.executable, "-m", "dpkfc_verify", str(copied)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert not process.stderr.read() and process.wait() == 0
+
+
 # -- certificates ----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +36,14 @@ def main(words: Sequence[str] | None = None) -> int:
     total = add_up(reports) if len(reports) > 1 else None
     if options.json:
         content = {"runs": list(map(_to_dict, reports)), "total": total}
-        print(json.dumps(content, indent=1, ensure_ascii=False))
+        text = json.dumps(content, indent=1, ensure_ascii=False)
     else:
-        print("\n\n".join(map(_render, reports)) + (f"\n\ntotal: {total}" if total else ""))
+        text = "\n\n".join(map(_render, reports)) + (f"\n\ntotal: {total}" if total else "")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough. Python writes what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     verdicts = {report.verdict for report in reports}
     if FAILS in verdicts:
         return 1

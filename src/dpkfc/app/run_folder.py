@@ -23,6 +23,16 @@ class RunFolderError(ValueError):
     """A run folder that cannot be written, is not empty, or is not one."""
 
 
+def check_out(out: Path, run: Path) -> None:
+    """Refuse to write over a file of a run.
+
+    Raises:
+        RunFolderError: it is one.
+    """
+    if out.exists() and run.resolve() in out.resolve().parents:
+        raise RunFolderError(f"--out {out} is a file of the run; choose another")
+
+
 @dataclass(frozen=True)
 class _Place:
     """An attribute of `RunFolder` that is the path of a file in it."""

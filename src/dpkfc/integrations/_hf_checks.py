@@ -197,7 +197,7 @@ def check_arguments(args: TrainingArguments, plan: Plan, has_loss: bool) -> None
             "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
             " private gradients; use bf16=True, which needs no scaling"
         )
-    # transformers 5.22 has renamed it.
+    # Releases of transformers before 5.23 have the second name alone.
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         if vars(args).get(name) not in (None, {}, {"use_reentrant": False}):
             raise ValueError(

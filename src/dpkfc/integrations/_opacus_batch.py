@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import textwrap
 import threading
 import traceback
@@ -290,8 +291,8 @@ class BatchRecording:
         batch: what the loader yields.
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
-        entry_weight: the factor of each entry of an example in the loss of earlier batches, or
-            None.
+        factors: of an earlier batch its size, the factor of each entry of an example in its loss,
+            and which numbers at losses and inputs were its size or 1 by it; None at first.
 
     Attributes:
         tracker: follows the examples of a batch of two or more.
@@ -316,7 +317,7 @@ class BatchRecording:
         *,
         reduction: str,
         exact: Unknown | None,
-        entry_weight: float | None,
+        factors: tuple[int, float, list[bool]] | None,
     ) -> None:
         self.model = model
         self.layers = layers
@@ -325,7 +326,7 @@ class BatchRecording:
         self.batch = batch
         self.reduction = reduction
         self.exact = exact
-        self.entry_weight = entry_weight
+        self.factors = factors
         self.tracker: Tracker
         self.tape: Tape | None = None
         self.calls: Calls = {}
@@ -383,12 +384,15 @@ class BatchRecording:
         """Record, before a call of the model, whether the script altered its batch."""
         if self.size > 1:
             self._altered = self._altered or self.tracker.altered
+            self._scales = self.tracker.scales.copy()
 
     def end_forward(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Record a call of the model; return outputs that replace its own, or None to keep them."""
         self.forwards += 1
         if self.size < 2:
             return None
+        # The model itself is compared in batches of several sizes.
+        self.tracker.scales = self._scales
         self.exact = (
             self.exact
             or self.tracker.failure
@@ -682,7 +686,8 @@ class BatchRecording:
             state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
         is_power_of_two = math.frexp(state.number)[0] == 0.5
-        before = self.entry_weight
+        of_size = [x in (self.size, 1 / self.size) for x in self.tracker.scales]
+        size, weight, before = self.factors or (self.size, state.factor, of_size)
         if actual != self.reduction:
             raise ValueError(
                 f"the loss is a {actual} over the examples, but loss_reduction="
@@ -693,12 +698,18 @@ class BatchRecording:
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
                 "follow private overflows; train in bfloat16 without a GradScaler"
             )
-        if before is not None and not math.isclose(state.factor, before, rel_tol=1e-6):
+        if size != self.size and any(map(operator.and_, before, of_size)):
+            raise ValueError(
+                "losses or inputs are multiplied or divided by the size of the batch, so each"
+                " example changes the others; reduce losses by mean()"
+            )
+        if not math.isclose(state.factor, weight, rel_tol=1e-6):
             raise ValueError(
                 "the loss is divided by another number than in earlier batches; average each "
                 "example over its own positions, and divide by constants"
             )
-        self.entry_weight = state.factor
+        # Two sizes decide: a length may be equal to a size by chance.
+        self.factors = size, weight, before * (size == self.size)
         if state.is_mean:
             return float(self.size)
         return 1.0

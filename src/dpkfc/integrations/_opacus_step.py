@@ -131,7 +131,7 @@ class PrivateStep:
         self._verify = verify
         self._source = source
         self._exact: Unknown | None = None
-        self._entry_weight: float | None = None
+        self._factors: tuple[int, float, list[bool]] | None = None
         self._recording: BatchRecording | None = None
         self._summer: ClippedSummer | None = None
         self._token: object = None
@@ -227,7 +227,7 @@ class PrivateStep:
             batch,
             reduction=self._reduction,
             exact=self._exact,
-            entry_weight=self._entry_weight,
+            factors=self._factors,
         )
 
     def check_weights(self) -> None:
@@ -490,7 +490,7 @@ class PrivateStep:
         physical = recording.physical
         self._pending_batch.check(physical.logical)
         self._check_use(recording, untracked)
-        self._entry_weight = recording.entry_weight
+        self._factors = recording.factors
         if physical.first:
             check_finite(self.layers)
             self._pipeline.preconditioning.refresh(self.step)

@@ -135,9 +135,11 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
     # The loader has the collate function, and the dataset without unused columns.
     loader: Any = trainer.get_train_dataloader()
     collate = trainer.make_collate(loader.collate_fn)
-    # Saves memory if most layers are frozen, as with adapters.
-    if trainer.args.activation_checkpointing:
-        trainer.model.activation_checkpointing_enable()
+    # Saves memory if most layers are frozen, as with adapters. The second name is the older one.
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if vars(trainer.args).get(name):
+            getattr(trainer.model, f"{name}_enable")()
+            break
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
     check_schedule(trainer.optimizer, trainer.lr_scheduler)

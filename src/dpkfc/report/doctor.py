@@ -34,27 +34,6 @@ _EXAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideFacts:
-    """One factor of a layer.
-
-    Attributes:
-        side: A, G, or the role of a parameter that is whitened entry by entry.
-        size: dimension.
-        kind: dense, lowrank, diagonal or identity.
-        condition_before: condition number on the probe.
-        condition_after: condition number after damping.
-        note: for example that the factor was too large.
-    """
-
-    side: str
-    size: int
-    kind: str
-    condition_before: float
-    condition_after: float
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayerFacts:
     """One layer.
 
@@ -64,7 +43,7 @@ class LayerFacts:
         rule: of its per-example gradients; "followed" if a module reads its parameters itself.
         parameters: trainable numbers.
         method: how per-example norms are computed.
-        sides: its factors.
+        sides: the rows of its factors in the report of the preconditioner.
         tied: other uses of the same parameters.
         frozen: parameters of the module that are not trained.
     """
@@ -74,7 +53,7 @@ class LayerFacts:
     rule: str
     parameters: int
     method: str
-    sides: tuple[SideFacts, ...] = ()
+    sides: tuple[Mapping[str, Any], ...] = ()
     tied: int = 0
     frozen: tuple[str, ...] = ()
 
@@ -244,25 +223,13 @@ def _layer_facts(
         method = choose_norm_method(block)
     elif layer.name in used:
         method = "one example at a time: another module reads its parameters"
-    sides = []
-    for row in built.report:
-        if row["layer"] == layer.name:
-            side = SideFacts(
-                side=factor_letter(row["side"]),
-                size=row["dim"],
-                kind=row["kind"],
-                condition_before=row["condition_before"],
-                condition_after=row["condition_after"],
-                note=row["note"],
-            )
-            sides.append(side)
     return LayerFacts(
         name=layer.display_name,
         module=type(layer.module).__name__,
         rule=layer.rule if layer.is_hooked else "followed",
         parameters=sum(layer.tensor(role).numel() for role in layer.parameters),
         method=method,
-        sides=tuple(sides),
+        sides=tuple(row for row in built.report if row["layer"] == layer.name),
         tied=len(layer.modules) - 1,
         frozen=layer.frozen,
     )
@@ -320,9 +287,9 @@ def layer_table(diagnosis: Diagnosis, title: str) -> Table:
         sides = []
         conditions = []
         for side in layer.sides:
-            sides.append(f"{side.side} {side.size:,} {side.kind}")
-            before = _condition(side.condition_before)
-            after = _condition(side.condition_after)
+            sides.append(f"{factor_letter(side['side'])} {side['dim']:,} {side['kind']}")
+            before = _condition(side["condition_before"])
+            after = _condition(side["condition_after"])
             conditions.append(f"{before} → {after}")
         add(
             f"{layer.name}\n[dim]{layer.module}: {layer.rule}[/dim]",
@@ -345,7 +312,10 @@ def _notes(layer: LayerFacts) -> list[str]:
         notes.append(f"frozen: {', '.join(layer.frozen)}")
     if layer.rule == "fallback":
         notes.append("no rule of its own: by torch.func, slower")
-    return notes + [f"{side.side}: {side.note}" for side in layer.sides if side.note]
+    for side in layer.sides:
+        if side["note"]:
+            notes.append(f"{factor_letter(side['side'])}: {side['note']}")
+    return notes
 
 
 def _condition(value: float) -> str:

@@ -89,6 +89,7 @@ class Tracker:
         altered: the first of them that does more than read values, or None.
         is_opaque: the batch holds values that are not tensors.
         has_shown: values of the examples were shown to the program.
+        scales: public numbers by which values of examples were multiplied or divided.
         pauses: how often following was stopped and not taken up again.
         open_calls: calls of functions of torch that run now.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
@@ -107,6 +108,7 @@ class Tracker:
         self.altered: Unknown | None = None
         self.is_opaque = False
         self.has_shown = False
+        self.scales: list[float] = []
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
         self._shown_numbers: set[float] = set()
@@ -449,6 +451,8 @@ class Tracker:
         answer = self._states_of_outputs(operation, states)
         if is_private:
             self._note_reads(operation)
+            if BatchAxis in states and operation.name in ("mul", "div"):
+                self.scales += [x for x in operation.args if isinstance(x, int | float)]
         # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(operation.outputs, answer, strict=False):
             if state is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dpkfc.app.commands.score_tables import print_scores
+from dpkfc.app.run_folder import check_out
 from dpkfc.app.scores import digits
 from dpkfc.app.toml import ConfigError
 from dpkfc.report.registry import export_entry
@@ -33,6 +34,7 @@ def predict(
 
     if out.resolve() == data.resolve():
         raise ConfigError(f"--out {out} is the file of --data; choose another")
+    check_out(out, run)
     trained = load_run(run)
     records = read_records(trained, data, run)
     count = write_predictions(trained, records, out)
@@ -110,6 +112,8 @@ def export_run(
         actors: For the registry: who may see the model, and whom people have to trust.
         justification: For the registry: why these settings were chosen.
     """
+    if out is not None:
+        check_out(out, run)
     stated = {"sector": sector, "actors": actors, "justification": justification}
     given = {name: value for name, value in stated.items() if value}
     if form == "registry":
