@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
+from dpkfc.convex import moments_release
 from dpkfc.curvature import AdaDPS
+from dpkfc.curvature.second_moments import SecondMoments
 from dpkfc.distributed.context import RankLost
 from dpkfc.distributed.fsdp import to_local
 from dpkfc.postprocess import DiSK, WeightEMA
@@ -294,6 +296,13 @@ REFUSED = {
     "automatic": (
         Run({"max_physical_batch_size": "auto"}, lambda: shard(net())),
         "max_physical_batch_size as a number",
+    ),
+    "second moments": (
+        Run(
+            {"preconditioner": SecondMoments(), "extra_releases": (moments_release(1.0),)},
+            lambda: shard(nn.Sequential(nn.Linear(6, 3, bias=False)).double()),
+        ),
+        "fully_shard does not go with SecondMoments",
     ),
 }
 
