@@ -293,8 +293,8 @@ def ledger_witness(
 ) -> None:
     """Print the head of a ledger as a line to send away or to commit; or keep its time stamp.
 
-    Whoever has the line can show later that the ledger was changed. A time stamp of the head comes
-    from: openssl ts -query -digest HEAD -sha256 -cert -out head.tsq, sent to an authority.
+    Anyone who has the line can show later that the ledger was changed. A time stamp of the head
+    comes from: openssl ts -query -digest HEAD -sha256 -cert -out head.tsq, sent to an authority.
     """
     from dpkfc.report.witness import keep_stamp, witness_line
 
@@ -351,7 +351,7 @@ def budget(
         Parameter(help="OLD NEW: a ledger file was moved, so its charge moves too."),
     ] = None,
 ) -> None:
-    """Show what runs were charged to the budget of a dataset, and what is left; or begin one.
+    """Show what runs were charged to the budget of a dataset, and what is left; or create one.
 
     Runs charge it with `dpkfc train --budget FILE`, or with `dpkfc.privacy.Budget` in a script.
     """

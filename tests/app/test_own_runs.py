@@ -114,7 +114,7 @@ def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
         for name in ("ledger.jsonl", "model.safetensors"):
             kept = (folder / name).read_bytes()
             code, text = call_flat(*words, "--out", folder / name)
-            assert code == 2 and "is a file of the run; choose another" in text
+            assert code == 2 and "exists in the folder of the run; choose another" in text
             assert (folder / name).read_bytes() == kept
 
 

@@ -30,7 +30,7 @@ def check_out(out: Path, run: Path) -> None:
         RunFolderError: it is one.
     """
     if out.exists() and run.resolve() in out.resolve().parents:
-        raise RunFolderError(f"--out {out} is a file of the run; choose another")
+        raise RunFolderError(f"--out {out} exists in the folder of the run; choose another")
 
 
 @dataclass(frozen=True)

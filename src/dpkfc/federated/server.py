@@ -307,7 +307,7 @@ class Server(PartyModel):
     def _sample_cohort(self, number: int) -> tuple[int, ...]:
         """Sample registered clients at the plan's rate; an absent client counts as lost."""
         draws = self._sampling.generator(number).random(self._config.clients)
-        return tuple(i for i, x in enumerate(draws) if x < self._config.client_rate)
+        return tuple((draws < self._config.client_rate).nonzero()[0].tolist())
 
     def _find_hello_problem(self, message: Received) -> str | None:
         """Return why a client is not enrolled; None if it is."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 import textwrap
 import threading
 import traceback
@@ -292,7 +291,8 @@ class BatchRecording:
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
         factors: of an earlier batch its size, the factor of each entry of an example in its loss,
-            and which numbers at losses and inputs were its size or 1 by it; None at first.
+            and which numbers at losses and inputs were its size or 1 by it, by their place in
+            the order of operations; None at first.
 
     Attributes:
         tracker: follows the examples of a batch of two or more.
@@ -317,7 +317,7 @@ class BatchRecording:
         *,
         reduction: str,
         exact: Unknown | None,
-        factors: tuple[int, float, list[bool]] | None,
+        factors: tuple[int, float, set[int]] | None,
     ) -> None:
         self.model = model
         self.layers = layers
@@ -339,6 +339,8 @@ class BatchRecording:
         self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
+        # What the script itself has multiplied by, before a call of the model.
+        self._scales: list[float] = []
         self.replica: Replica | None = None
         self.variables = ExitStack()
         self.runs_single_examples = False
@@ -685,20 +687,19 @@ class BatchRecording:
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
-        is_power_of_two = math.frexp(state.number)[0] == 0.5
-        of_size = [x in (self.size, 1 / self.size) for x in self.tracker.scales]
+        of_size = {i for i, x in enumerate(self.tracker.scales) if x in (self.size, 1 / self.size)}
         size, weight, before = self.factors or (self.size, state.factor, of_size)
         if actual != self.reduction:
             raise ValueError(
                 f"the loss is a {actual} over the examples, but loss_reduction="
                 f"'{self.reduction}' was declared; use make_private(loss_reduction='{actual}')"
             )
-        if state.number >= _LARGEST_SCALE and is_power_of_two:
+        if state.number >= _LARGEST_SCALE and math.frexp(state.number)[0] == 0.5:
             raise ValueError(
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
                 "follow private overflows; train in bfloat16 without a GradScaler"
             )
-        if size != self.size and any(map(operator.and_, before, of_size)):
+        if size != self.size and before & of_size:
             raise ValueError(
                 "losses or inputs are multiplied or divided by the size of the batch, so each"
                 " example changes the others; reduce losses by mean()"
@@ -709,7 +710,7 @@ class BatchRecording:
                 "example over its own positions, and divide by constants"
             )
         # Two sizes decide: a length may be equal to a size by chance.
-        self.factors = size, weight, before * (size == self.size)
+        self.factors = size, weight, before & of_size
         if state.is_mean:
             return float(self.size)
         return 1.0

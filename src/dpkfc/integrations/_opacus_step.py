@@ -131,7 +131,7 @@ class PrivateStep:
         self._verify = verify
         self._source = source
         self._exact: Unknown | None = None
-        self._factors: tuple[int, float, list[bool]] | None = None
+        self._factors: tuple[int, float, set[int]] | None = None
         self._recording: BatchRecording | None = None
         self._summer: ClippedSummer | None = None
         self._token: object = None

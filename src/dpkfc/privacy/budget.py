@@ -284,7 +284,7 @@ class Budget:
             return _parse(self.path.read_text("utf-8"), self.path.name)
         except FileNotFoundError:
             raise BudgetError(
-                f"there is no budget {self.path}; begin one: dpkfc budget {quote(self.path.name)}"
+                f"there is no budget {self.path}; create one: dpkfc budget {quote(self.path.name)}"
                 " --epsilon 3 --delta 1e-6"
             ) from None
         except (OSError, UnicodeDecodeError) as error:

@@ -183,7 +183,7 @@ class Draw:
     """The numbers of one draw, by chunks that are made when they are asked for.
 
     The numbers of a large model therefore never lie in memory all at once. Each pass over a draw
-    makes the same numbers again, so each release takes a draw of its own.
+    makes the same numbers again, so each release needs its own draw.
 
     Attributes:
         size: count of numbers.

@@ -199,7 +199,7 @@ def _front(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
         _rows(fields, 8.4),
         _heading("What is promised"),
         _paragraph(
-            f"Whoever sees this model learns almost the same whether one {_escape(noun)} was in "
+            f"Anyone who sees this model learns almost the same whether one {_escape(noun)} was in "
             "the training data or not. “Almost” is measured by ε (epsilon): the smaller, the "
             f"safer. Here <b>ε = {round_up(epsilon, 2)}</b>. The promise may fail with a "
             f"probability of 1 in {1 / promise['delta']:,.0f} (δ)."

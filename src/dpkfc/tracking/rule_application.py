@@ -1,4 +1,4 @@
-"""What the rule of an operation says of its outputs, whoever follows the operation."""
+"""What the rule of an operation says of its outputs, in a pass or in a captured graph."""
 
 from __future__ import annotations
 
