@@ -168,6 +168,8 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
         panel.set_ylabel("error of sums ÷ C")
         panel.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
         panel.minorticks_off()
+        panel.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        panel.yaxis.set_major_formatter("{x:g}")
     finish(figure, path, 2)
 
 

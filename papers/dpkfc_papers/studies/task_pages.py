@@ -374,7 +374,7 @@ def _draw(
         color=colour,
         linestyle=":" if published else STYLES[line.kind],
         linewidth=1 if published else None,
-        marker="Dv"[number % 2] if published else MARKERS[line.kind],
+        marker="Dvsp"[number % 4] if published else MARKERS[line.kind],
         markerfacecolor="white" if published else None,
         zorder=2 if published else 3,
     )
