@@ -34,8 +34,8 @@ def _fill(study, path):
         store.put(run, row_of(run, accuracy))
 
     for method in study.ORDERS:
-        for number, point in enumerate(study.METHODS[method].points):
-            score(study.point_run(method, point), 0.7 + 0.01 * (number == 2))
+        for number, run in enumerate(study.grid_runs(store, (method,))):
+            score(run, 0.7 + 0.01 * (number == 2))
     for seed in study.SEEDS:
         score(study.test_run(store, "whitened", seed), 0.80 + 0.001 * seed)
         score(study.test_run(store, "before", seed), 0.75 + 0.001 * seed)

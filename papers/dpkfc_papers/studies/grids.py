@@ -36,7 +36,7 @@ class Grid:
     seeds: tuple[int, ...] = (0, 1, 2)
     tuned_with: tuple[int, ...] = (100,)  # seeds of the points; tests have others
 
-    def run(self, arm: str, point: Settings, seed: int, test: bool) -> Any:
+    def run(self, arm: str, point: Settings, seed: int, test: bool, measure: str = "") -> Any:
         from dpkfc.app.tuning.runs import Run
 
         settings = {**self.common, **point, **({} if test else {"validation_size": 5000})}
@@ -46,6 +46,7 @@ class Grid:
             settings,
             seed=seed,
             evaluate_on="test" if test else "validation",
+            measure=measure,
         )
 
     def points(self, store: Any, arm: str) -> list[tuple[Settings, list[dict[str, Any]]]]:

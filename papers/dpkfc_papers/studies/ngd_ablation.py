@@ -14,80 +14,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS, make_parser
+from dpkfc_papers.studies import grids
+from dpkfc_papers.studies.harness import make_parser
 
-PATH = RESULTS / "ngd_ablation.json"
-RECIPE, STEPS, PUBLIC = "fashion-mnist-cnn", 96, 500
-TUNED_WITH, SEEDS, MORE_SEEDS = 100, (0, 1, 2), (0, 1, 2, 3, 4)
-# Rényi accounting tells the ε of every step at no cost; σ is 0.735, where PRV accounting has 0.636.
-COMMON = {
-    "accountant": "rdp",
-    "delta": 1e-5,
-    "epsilon": 2.0,
-    "expected_batch_size": 256,
-    "steps": STEPS,
-    "evaluate_every": STEPS,
-}
+PATH = grids.RESULTS / "ngd.json"
+GRID = grids.GRIDS["ngd"]
+STEPS, PUBLIC = GRID.common["steps"], 500
+SEEDS, MORE_SEEDS = GRID.seeds, (0, 1, 2, 3, 4)
 Settings = Mapping[str, Any]
+ORDERS = ("whitened", "before", "after")
+BASELINES = ("dp-sgd", "pretrained", "adadps")
 
 
 def _public(count: int) -> dict[str, Any]:
     return {"public_data": f"@mnist-cnn:{count}"}
 
-
-@dataclass(frozen=True)
-class Method:
-    """A method with the points of its grid.
-
-    Attributes:
-        name: as of `dpkfc train --method`.
-        label: in the tables.
-        settings: of all its runs.
-        points: learning rates and clipping norms.
-    """
-
-    name: str
-    label: str
-    settings: Settings
-    points: Sequence[tuple[float, float]]
-
-
-def _grid(first: float, clip: float, *more: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return four learning rates at one clipping norm, and more points."""
-    return [*((rate, clip) for rate in (first, 2 * first, 4 * first, 8 * first)), *more]
-
-
-RATES = [(rate, 1.0) for rate in (0.1, 0.2, 0.4, 0.8)]
-METHODS = {
-    "whitened": Method(
-        "dp-ngd",
-        "clip in the whitened space (DP-NGD)",
-        _public(PUBLIC),
-        _grid(0.005, 10.0, (0.02, 5.0), (0.01, 20.0)),
-    ),
-    "before": Method(
-        "dp-ngd",
-        "clip before the curvature",
-        {**_public(PUBLIC), "ngd_order": "before", "readout": "inverse"},
-        _grid(0.0005, 1.0, (0.001 / 3, 3.0), (0.0001, 10.0)),
-    ),
-    "after": Method(
-        "dp-ngd",
-        "clip the natural gradient",
-        {**_public(PUBLIC), "ngd_order": "after", "readout": "whitened"},
-        _grid(0.001, 1000.0, (2 / 300, 300.0), (2 / 3000, 3000.0)),
-    ),
-    "dp-sgd": Method("dp-sgd", "DP-SGD", {}, RATES),
-    "pretrained": Method("dp-sgd", "DP-SGD-PT", {**_public(PUBLIC), "pretrain_epochs": 20}, RATES),
-    "adadps": Method("adadps", "AdaDPS", _public(PUBLIC), RATES),
-}
-ORDERS = ("whitened", "before", "after")
-BASELINES = ("dp-sgd", "pretrained", "adadps")
 
 # Variations of a method's best point by the name of their group; the value of the paper's default,
 # whose runs are the point's own, is not among them.
@@ -104,57 +49,34 @@ COURSE = {"evaluate_every": 12}
 UNTIL_FAILURE = "dpkfc_papers.studies.ngd_ablation:measure_until_failure"
 
 
-def point_run(method: str, point: tuple[float, float]) -> Any:
-    """Return the run of a point of a grid, on the validation split."""
-    from dpkfc.app.tuning.runs import Run
-
-    one = METHODS[method]
-    settings = {
-        **COMMON,
-        **one.settings,
-        "lr": point[0],
-        "max_grad_norm": point[1],
-        "validation_size": 5000,
-    }
-    return Run.make(RECIPE, one.name, settings, seed=TUNED_WITH, evaluate_on="validation")
-
-
-def best_point(store: Any, method: str) -> tuple[float, float] | None:
+def best_point(store: Any, method: str) -> Settings | None:
     """Return the best point of a grid; None before all of them have been run."""
-    rows = {point: store.get(point_run(method, point)) for point in METHODS[method].points}
-    if not all(rows.values()):
-        return None
-    return max(rows, key=lambda point: rows[point]["accuracy"])
+    return GRID.points(store, method)[0][0] if GRID.is_done(store, method) else None
 
 
 def test_run(
     store: Any, method: str, seed: int, varied: Settings | None = None, measure: str = ""
 ) -> Any:
     """Return a run on the test set; None before the grid of its method is complete."""
-    from dpkfc.app.tuning.runs import Run
-
     point = best_point(store, method)
     if point is None:
         return None
-    one = METHODS[method]
     course = COURSE if method == "whitened" and not varied else {}
-    settings = {
-        **COMMON,
-        **one.settings,
-        "lr": point[0],
-        "max_grad_norm": point[1],
-        **course,
-        **(varied or {}),
-    }
+    settings = {**point, **course, **(varied or {})}
     kept = {name: value for name, value in settings.items() if value != ""}
-    return Run.make(RECIPE, one.name, kept, seed=seed, measure=measure)
+    return GRID.run(method, kept, seed, True, measure)
+
+
+def grid_runs(store: Any, methods: tuple[str, ...]) -> list[Any]:
+    """Return the runs of all points of some methods, on the validation split."""
+    return [run for method, run in GRID.cells(store, False) if method in methods]
 
 
 def stages(store: Any) -> Iterator[list[Any]]:
     """Yield lists of runs, the most important first; a list may need the results of those before
     it.
     """
-    yield [point_run(method, point) for method in ORDERS for point in METHODS[method].points]
+    yield grid_runs(store, ORDERS)
     yield [test_run(store, method, seed) for seed in SEEDS for method in ORDERS]
     yield [test_run(store, "whitened", seed, EVERY[32]) for seed in SEEDS]
     first = [{**FIXED, **COURSE}, IMAGES[50], POWERS[2], WARM[0.25], EVERY[4]]
@@ -162,7 +84,7 @@ def stages(store: Any) -> Iterator[list[Any]]:
         yield [test_run(store, "whitened", seed, one) for one in first]
         yield [test_run(store, "whitened", seed, NO_FLOOR, UNTIL_FAILURE)]
         yield [test_run(store, "whitened", seed, PRIVATE)]
-    yield [point_run(method, point) for method in BASELINES for point in METHODS[method].points]
+    yield grid_runs(store, BASELINES)
     yield [test_run(store, method, seed) for seed in SEEDS for method in BASELINES]
     # Runs that take twice as long and more.
     yield [test_run(store, "whitened", seed, EVERY[1]) for seed in SEEDS]

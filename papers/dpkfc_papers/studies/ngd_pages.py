@@ -61,7 +61,7 @@ def cells() -> list[Cell]:
     found = []
     for row, method in (("Pre-conditioning", "before"), ("Post-conditioning", "after")):
         number = printed[f"{row} Clipping", "ε = 2"]
-        label = study.METHODS[method].label
+        _, _, label = BASELINES[method].partition(", ")
         found.append(Cell("Table 4, ε = 2", label, number, whitened, method))
     groups = {"Tcur": study.EVERY, "p": study.POWERS, "T1": study.WARM}
     sensitivity = _read_printed("dp-ngd-6")
@@ -182,10 +182,12 @@ def method_table(store: Any) -> str:
     for method, label in BASELINES.items():
         point = study.best_point(store, method)
         values = study.values(store, method)
-        points = len(study.METHODS[method].points)
-        setting = "–" if point is None else f"lr = {point[0]:.3g}, C = {point[1]:g}"
-        edge = "–" if point is None else _edge(method, point)
-        rows.append([label, str(points), setting, edge, interval(values), str(len(values))])
+        _, points = study.GRID.arms[method]
+        setting, edge = "–", "–"
+        if point is not None:
+            setting = f"lr = {point['lr']:.3g}, C = {point['max_grad_norm']:g}"
+            edge = _edge(points, point)
+        rows.append([label, str(len(points)), setting, edge, interval(values), str(len(values))])
     private = study.values(store, "whitened", study.PRIVATE)
     label = "DP-NGD, curvature of 500 private images (NOT PRIVATE)"
     rows.append([label, "–", "as DP-NGD", "–", interval(private), str(len(private))])
@@ -193,11 +195,12 @@ def method_table(store: Any) -> str:
     return markdown([*head, "test %, ε = 2", "seeds"], rows)
 
 
-def _edge(method: str, point: tuple[float, float]) -> str:
-    rates = [rate for rate, clip in study.METHODS[method].points if clip == point[1]]
+def _edge(points: Sequence[study.Settings], point: study.Settings) -> str:
+    clip = point["max_grad_norm"]
+    rates = [other["lr"] for other in points if other["max_grad_norm"] == clip]
     if len(rates) < 2:
         return "one rate at this C"
-    return "yes" if point[0] in (min(rates), max(rates)) else "no"
+    return "yes" if point["lr"] in (min(rates), max(rates)) else "no"
 
 
 # --------------------------------------------------------------------------------------------------
