@@ -35,18 +35,22 @@ class Grid:
     keys: Mapping[str, str] = field(default_factory=dict)  # of arms that other pages show too
     seeds: tuple[int, ...] = (0, 1, 2)
     tuned_with: tuple[int, ...] = (100,)  # seeds of the points; tests have others
+    validation: int = 5000  # training examples that judge the points
+    measure: str = ""  # what makes a row, as of `Run`
 
     def run(self, arm: str, point: Settings, seed: int, test: bool, measure: str = "") -> Any:
         from dpkfc.app.tuning.runs import Run
 
-        settings = {**self.common, **point, **({} if test else {"validation_size": 5000})}
+        settings = {**self.common, **point}
+        if not test:
+            settings["validation_size"] = self.validation
         return Run.make(
             self.recipe,
             self.arms[arm][0],
             settings,
             seed=seed,
             evaluate_on="test" if test else "validation",
-            measure=measure,
+            measure=measure or self.measure,
         )
 
     def points(self, store: Any, arm: str) -> list[tuple[Settings, list[dict[str, Any]]]]:
@@ -115,7 +119,7 @@ def _read_grid(content: Mapping[str, Any]) -> Grid:
         if "key" in arm:
             keys[name] = arm["key"]
     more = {name: tuple(content[name]) for name in ("seeds", "tuned_with") if name in content}
-    return Grid(recipe=content["recipe"], arms=arms, common=content["common"], keys=keys, **more)
+    return Grid(**{**content, **more, "arms": arms, "keys": keys})
 
 
 CONTENT = harness.read_toml(Path(__file__).with_name("grids.toml"))

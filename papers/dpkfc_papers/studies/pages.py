@@ -198,15 +198,15 @@ def methods(page: str = "") -> str:
     from dpkfc.app.methods import METHODS
     from dpkfc_papers.studies import methods as study
 
-    results = read_json(study.PATH)
-    if not results:
-        return name_missing("python -m dpkfc_papers.studies.methods")
-    only = tuple(
+    store = Store(study.PATH)
+    if not len(store):
+        return name_missing("python -m dpkfc_papers.studies.grids --grid methods")
+    only = [
         name
         for name, method in METHODS.items()
         if not page or method.page == f"{page}.md" or name == "dp-sgd"
-    )
-    return study.table(results, only) + "\n\n" + machine(results)
+    ]
+    return study.table(store, only) + "\n\n" + machine_of_rows(store.figures())
 
 
 def federated_accuracy(part: str) -> str:
