@@ -29,6 +29,18 @@ class Reuse(nn.Module):
         return self.head(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
+class UnreadTable(nn.Module):
+    """A table that is called on no position, as for texts without a suffix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.suffixes = nn.Embedding(6, 4), nn.Embedding(3, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).mean(1) + self.suffixes(ids[:, 9:]).sum(1))
+
+
 class TwinLinear(nn.Module):
     """Two linear modules that share weight and bias."""
 
@@ -160,6 +172,7 @@ CASES = [
     ),
     Case("conv3d", lambda: _mean(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.Tanh()), _x(2, 3, 5, 4)),
     Case("embedding", lambda: _mean(nn.Embedding(6, 4, padding_idx=0), nn.Tanh()), _ids(9, 6)),
+    Case("embedding of no position", UnreadTable, _ids(9, 6)),
     Case("layer norm", lambda: _mean(nn.Linear(5, 6), nn.LayerNorm(6)), _x(3, 5)),
     Case("rms norm", lambda: _mean(nn.Linear(5, 6), nn.RMSNorm(6)), _x(3, 5)),
     Case("group norm", lambda: _mean(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), _x(2, 5, 6)),

@@ -21,7 +21,9 @@ def clip_batch(model, batch, clip=1.0):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("case", [c for c in CASES if c.name != "embedding"], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if "embedding" not in c.name], ids=lambda c: c.name
+)
 def test_a_broken_example_contributes_nothing(case, bad):
     model, (x, y) = build(case)
     kept = torch.tensor([0, 1, 3, 4])

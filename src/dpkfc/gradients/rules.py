@@ -184,8 +184,7 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     ids = call.input.reshape(batch_size, -1)
-    positions = ids.shape[1]
-    b = call.gradient.reshape(batch_size, positions, -1)
+    b = call.gradient.reshape(*ids.shape, module.embedding_dim)
     lookup = Lookup(ids.long(), b, module.num_embeddings)
     return lookup.drop_row(module.padding_idx)
 
