@@ -307,9 +307,8 @@ class LayerAccumulator:
             subsample = self._subsample(x, 1, "input", uses=2)
             rows = subsample.select_weighted(x)
             pieces.append(rows / math.sqrt(subsample.share))
-        if pieces:
-            stacked = torch.cat(pieces)
-            self.sides["input"].add(stacked, float(block.batch_size))
+        stacked = torch.cat(pieces)
+        self.sides["input"].add(stacked, float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return x with `expand`, and with `reduce` Σ_t x over the text, `[n * groups, 1, d]`."""
