@@ -191,6 +191,18 @@ def test_a_run_says_the_same_whatever_the_first_record_is():
         assert outcome(first) == (text, shown)
 
 
+def test_a_record_without_a_public_value_is_named_when_rows_are_asked_for():
+    template = find_template(Rows(usual(0), lambda _: object()))
+    with pytest.raises(TypeError, match="a record holds a object"):
+        template.attempts(list, torch.device("cpu"))[0](3)
+
+
+@pytest.mark.parametrize(("alike", "prototypes"), [(12, 1), (11, 4)])
+def test_a_length_is_one_where_three_in_four_records_have_it(alike, prototypes):
+    records = [(torch.ones(3 if i < alike else 4 + i), i % 3) for i in range(16)]
+    assert len(find_template(records).prototypes) == prototypes
+
+
 def test_given_records_are_used_themselves():
     template = find_template(Rows(ValueError()), [(torch.ones(2), 1)])
     rows = template.attempts(list, torch.device("cpu"))[0](3)

@@ -56,6 +56,19 @@ def test_the_metric_is_the_formula(batch_size):
         assert_close(entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0)
 
 
+def test_a_model_of_one_number_has_the_mean_of_that_number():
+    """1/√(v + ε v), with v the square of the mean gradient of two examples."""
+    probe = PublicData(torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1), provenance="two rows")
+    config = AdaDPS(probe=probe, batch_size=2, scale="raw", likelihood="gaussian")
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    scale = config.build(model, capture, 0).metric[""].scale
+    v = ((1 * 0.5 + 3 * 1.5) / 2) ** 2
+    exact = torch.tensor([[(v * 1.001) ** -0.5]], dtype=torch.float64)
+    assert_close(scale, exact, rtol=1e-9, atol=0)
+
+
 def test_entries_without_a_gradient_stay_bounded():
     """A dead input column has v = 0: 1/√ε of the relative floor, not 1e5."""
     x = torch.randn(40, 12)

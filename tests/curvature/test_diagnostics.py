@@ -48,7 +48,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
     model = mlp()
     kfac = KFAC(sides="both", probe=FeatureNoise(12), probe_size=10, chunk=4)
     built = kfac.build(model, capture, 0)
-    ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=2.0)
+    ratios = signal_to_noise(kfac, model, capture, built, max_grad_norm=0.5, noise_multiplier=3.0)
     blocks = [piece.blocks for piece in run_probe(model, capture, kfac.probe_spec(0))]
     for metric, attribute in (({}, "plain"), (built.metric, "preconditioned")):
         energy = {"0": 0.0, "2": 0.0}
@@ -62,7 +62,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
             for n in z:
                 energy[n] += float((clip[:, None] * z[n]).square().sum())
         for n, (d_out, d_in) in {"0": (8, 13), "2": (4, 9)}.items():
-            exact = energy[n] / 10 / (2.0**2 * 0.5**2 * d_out * d_in)
+            exact = energy[n] / 10 / (3.0**2 * 0.5**2 * d_out * d_in)
             assert getattr(ratios[n], attribute) == pytest.approx(exact, rel=1e-4)
             assert ratios[n].parameters == d_out * d_in
     with pytest.raises(ValueError, match="must be positive"):

@@ -137,6 +137,10 @@ def test_rules_that_are_left_out_become_isotropic():
     assert isinstance(counts, IsotropicFactor) and counts.trace == pytest.approx(2.0)
 
 
+def test_an_isotropic_factor_without_a_trace_has_no_direction():
+    assert IsotropicFactor(3, 0.0).rank == 0 and IsotropicFactor(3, 0.1).rank == 3
+
+
 def test_bad_rows_are_named():
     accumulator = FactorAccumulator(3)
     with pytest.raises(ValueError, match=r"size 3.*\(2, 4\)"):

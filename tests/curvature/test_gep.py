@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.gep import GEP, _Group
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.curvature.probes import PublicData
+from dpkfc.linalg.blocks import MaterializedGradients
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
+from tests.models import randn
 
 
 def public(*shape, n=30):
@@ -131,6 +133,21 @@ def test_layers_without_a_public_gradient_still_get_orthonormal_directions():
     )
 
 
+def test_a_layer_that_some_examples_do_not_reach_has_no_gradient_there():
+    """Lᵀ Ĝᵀ Ĝ over both micro-batches, with zeros for the layer that the second lacks."""
+    first, second, alone = randn(3, 2, 4), randn(3, 3, 1), randn(2, 2, 4)
+    group = _Group({"a": {"": (2, 4)}, "b": {"": (3, 1)}}, 2)
+    basis, image = randn(2, 11), torch.zeros(2, 11, dtype=torch.float64)
+    group.add_image(
+        {"a": MaterializedGradients(first), "b": MaterializedGradients(second)}, basis, image
+    )
+    group.add_image({"a": MaterializedGradients(alone)}, basis, image)
+    both = torch.cat([first.flatten(1), second.flatten(1)], 1)
+    padded = torch.cat([alone.flatten(1), torch.zeros(2, 3)], 1)
+    g = torch.cat([both, padded])
+    torch.testing.assert_close(image, basis @ g.T @ g, rtol=1e-12, atol=1e-12)
+
+
 # -- what does not work ----------------------------------------------------------------------------
 
 
@@ -177,6 +194,10 @@ def _used_only(model, loss):
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         gep(**settings)
+
+
+def test_as_many_directions_as_public_examples_are_allowed():
+    assert gep(rank=30).rank == 30
 
 
 def test_as_many_directions_as_parameters_are_refused_by_name():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.curvature import likelihood
-from dpkfc.curvature.likelihood import ProbeRandomness, likelihood_loss, logits_of
+from dpkfc.curvature.likelihood import ProbeRandomness, labels_fit, likelihood_loss, logits_of
 from tests.models import randn
 
 
@@ -42,6 +42,17 @@ def test_given_labels_are_averaged_over_an_examples_positions(shape):
     picked = F.log_softmax(classes_last, -1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
     exact = -picked.reshape(5, -1).mean(1)
     assert torch.allclose(_loss("categorical", logits, "given", target), exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4), (2, 4, 3, 5), (2, 4, 3, 5, 6)])
+def test_labels_fit_where_every_position_has_a_class_of_the_output(shape):
+    output = torch.randn(shape)
+    places = (2, *shape[2:]) if output.dim() >= 4 else shape[:-1]
+    classes = torch.full(places, 3)
+    classes[0] = -100
+    assert labels_fit("categorical", output, classes)
+    assert not labels_fit("categorical", output, classes + 1)
+    assert not labels_fit("categorical", output, classes.float())
 
 
 def test_ignored_positions_do_not_count():

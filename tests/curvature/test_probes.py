@@ -119,6 +119,7 @@ def test_public_data_is_known_by_its_contents():
     assert one == same and hash(one) == hash(same) and one != other
     assert one.describe()["sha256"] == same.describe()["sha256"] != other.describe()["sha256"]
     assert one != PublicData(inputs, torch.zeros(4), provenance="here")
+    assert one.describe()["shape"] == [3] and one.describe()["examples"] == 4
 
 
 @pytest.mark.parametrize(

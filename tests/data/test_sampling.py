@@ -122,6 +122,14 @@ def test_a_session_reads_its_batches_of_a_thousand_million_records():
     assert data.read < 3 * 40 * 2
 
 
+def test_at_rate_one_no_random_number_leaves_an_example_out():
+    class Largest:
+        def integers(self, low, high, count, dtype):
+            return np.full(count, high - 1, dtype)
+
+    assert np.array_equal(draw_by_gaps(5, 1.0, Largest()), np.arange(5))
+
+
 def test_empty_and_full_batches():
     generator = np.random.default_rng(0)
     sizes = {Poisson(0.01, 3).indices(0, generator).size for _ in range(300)}

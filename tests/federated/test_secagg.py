@@ -384,6 +384,7 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing):
     [
         (lambda m: {**m, "key": m["key"][:31]}, "wrong-shape"),
         (lambda m: {k: v for k, v in m.items() if k != "sealed"}, "other-fields"),
+        (lambda m: {**m, "round": m["round"] + 1}, "stale"),
     ],
 )
 def test_keys_off_the_list_are_rejected_and_counted(change, reason):
@@ -392,6 +393,11 @@ def test_keys_off_the_list_are_rejected_and_counted(change, reason):
     answer = clients[0].answer(request[0])
     assert not server.receive(change(answer)) and server.rejected == {reason: 1}
     assert server.receive(answer)
+
+
+def test_noise_too_small_for_the_grid_is_refused():
+    with pytest.raises(ValueError, match="too small for the grid of secure aggregation"):
+        world(plan_of(noise=1e-5, privacy=SecureAggregation()))
 
 
 def test_keys_have_no_place_where_messages_are_in_clear():

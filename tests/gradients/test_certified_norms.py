@@ -1,5 +1,7 @@
 """A norm is never below the norm of what is summed: random shapes, and positions that cancel."""
 
+import math
+
 import pytest
 import torch
 
@@ -160,6 +162,28 @@ def test_the_slack_counts_the_positions_that_have_a_gradient(method, positions):
         terms = d if method == "rank-one" else d + 1
         of_rows = 2 * 2 * (terms + 2)
     assert round(float(units)) == of_rows + positions + 2 * d
+
+
+@pytest.mark.parametrize("sides", [(), ("input",), ("output",), ("input", "output")])
+def test_the_slack_counts_the_rotations_of_an_eigenbasis(sides):
+    d = 40
+    row = torch.eye(d)[:1].view(1, 1, d)
+    metric = Eigenbasis(torch.ones(d, d), **{side: torch.eye(d) for side in sides})
+    norm = per_example_norms(Outer(row, row), metric).norms
+    squares = 2 * d + 8
+    rotations = 4 * (len(sides) * math.sqrt(2 * d) + 1)
+    second_pass = 1 + 16 * math.sqrt(d)
+    units = (norm - 1) / roundoff(row)
+    assert float(units) == pytest.approx(squares + rotations + second_pass, rel=1e-4)
+
+
+def test_the_slack_of_a_tied_weight_in_an_eigenbasis_counts_uses_and_rotations():
+    d, rows = 40, 60
+    c, b = torch.eye(d)[:1].view(1, 1, d), torch.eye(rows)[:1].view(1, 1, rows)
+    block = Tied(Lookup(torch.zeros(1, 2).long(), c.repeat(1, 2, 1), rows), Outer(c, b))
+    norm = per_example_norms(block, Eigenbasis(torch.ones(rows, d))).norms
+    units = (norm / 3 - 1) / roundoff(c)
+    assert 3 + 8 * math.sqrt(d + rows) <= float(units) <= 6 + 8 * math.sqrt(d + rows) * 1.01
 
 
 def cancel(n, d, generator):

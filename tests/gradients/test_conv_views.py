@@ -70,6 +70,16 @@ def test_the_order_of_channels_in_memory_changes_nothing(name, views):
     assert_close(other.outer().per_example(), one.outer().per_example(), **same)
 
 
+@pytest.mark.parametrize("name", sorted(CONVS))
+def test_the_weighted_sum_adds_the_gradients_of_single_examples(name):
+    module, [(x, b)] = _calls(name, N * VIEWS)
+    block = conv_block(module, x, b).merge_rows(N, VIEWS)
+    weights = torch.rand(N, dtype=torch.float64)
+    gradients = block.per_example().unflatten(0, (N, -1)).flatten(1, 2)
+    expected = torch.einsum("n,nod->od", weights, gradients)
+    assert_close(block.weighted_sum(weights), expected, rtol=1e-11, atol=1e-12)
+
+
 def test_calls_of_other_shapes_become_patches():
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]

@@ -41,6 +41,7 @@ def sides(d):
         "dense": dense(d),
         "low rank": low_rank(d, 0.4),
         "low rank below its tail": low_rank(d, 2.5),
+        "low rank of no direction": LowRank(basis(d, 0), torch.ones(0, dtype=F64), 0.7),
     }
 
 

@@ -181,6 +181,19 @@ def _gradient(kind, matrix):
     }[kind]
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("residual_norm", [0.4, None])
+def test_two_clipped_parts_have_the_norm_that_a_plan_counts(share, residual_norm):
+    """The squares of both sum to 2, `share` of it the embedding's; to 1 without a residual."""
+    model = nn.Linear(6, 40, bias=False, dtype=torch.float64)
+    settings = {"rank": 4, "groups": 1, "share": share, "residual_norm": residual_norm}
+    basis = basis_of(model, torch.randn(8, 6), **settings)
+    g = _gradient("mixed", stack_directions(model, basis))
+    squares = [x.square().sum() for x in _positions(model, basis, g.view(1, 40, 6)).values()]
+    exact = [2 * share, 2 - 2 * share] if residual_norm else [1.0]
+    assert_close(torch.stack(squares), torch.tensor(exact).double(), rtol=1e-6, atol=0)
+
+
 def _positions(model, basis, gradients):
     """The clipped sum of examples with these gradients `[N, 40, 6]`: six positions with unit
     vectors as inputs.

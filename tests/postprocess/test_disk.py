@@ -83,7 +83,10 @@ def test_weights_and_points_of_the_modes():
         for k in (0.1, 0.9)
         for g in (-2, 0.3, 1)
     )
-    assert DiSK(1.0, mode="storm").evaluations == AT_PARAMETERS
+    for mode in ("look_ahead", "storm", "two_point"):
+        assert (
+            DiSK(1.0, mode=mode).evaluations == AT_PARAMETERS and DiSK(1.0, mode=mode).weight == 0
+        )
 
 
 # -- the finite difference -------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 published coefficients.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,12 @@ def test_filters_that_cannot_work_are_refused_with_the_reason():
         LowPass((-0.1, 0.4), (1.0, -0.7))
     with pytest.raises(ValueError, match=r"b\[0\] and a\[0\] not zero"):
         LowPass((0.0, 1.0), (1.0,))
+    # The answer to a constant is 1 + 3 · 0.999ᵗ sin(2π t / 400): its first 200 steps are positive.
+    turn, fade = 2 * math.pi / 400, 0.999
+    sine = 3 * fade * math.sin(turn)
+    poles = (1.0, -2 * fade * math.cos(turn), fade**2)
+    with pytest.raises(ValueError, match="turns its sign"):
+        LowPass((1.0, poles[1] + sine, poles[2] - sine), poles)
     with pytest.raises(ValueError, match="finite numbers"):
         LowPass((float("nan"),), (1.0,))
     with pytest.raises(ValueError, match="cutoff must lie in"):
