@@ -2,6 +2,13 @@
 of them.
 """
 
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
 from dpkfc_papers.studies import grids
 
 GRIDS = vars(grids)
@@ -82,3 +89,25 @@ def test_every_grid_has_runs_of_its_own():
     for grid in GRIDS["GRIDS"].values():
         runs = [run.hash for _, run in grid.cells(Known(), False)]
         assert len(runs) == len(set(runs))
+
+
+def test_the_digits_that_play_public_data_are_private_for_no_method():
+    methods = importlib.import_module("dpkfc_papers.studies.methods")
+    train = torch.arange(1437.0)
+    whole = SimpleNamespace(train=(train, train.long()), test=(train[:3], train[:3].long()))
+    validated = methods.divide(whole, "validation")
+    assert [len(part[1]) for part in validated] == [200, 987, 250]
+    assert torch.cat([part[0] for part in validated]).sort().values.equal(train)
+    public, private, held_out = methods.divide(whole, "test")
+    assert (len(private[1]), held_out) == (1237, whole.test)
+    assert not set(public[0].tolist()) & set(private[0].tolist())
+
+
+def test_a_method_trains_on_what_public_and_validation_images_leave():
+    methods = importlib.import_module("dpkfc_papers.studies.methods")
+    run = replace(
+        methods.GRID, common={**methods.GRID.common, "steps": 2, "accountant": "rdp"}
+    ).run("dp-sgd-pt", {"pretrain_epochs": 1}, 100, False)
+    row = methods.train_once(run, None)
+    assert row["steps"] == 2 and row["measured_on"] == "validation"
+    assert row["hash"] == run.hash and row["epsilon"] == pytest.approx(3.0, abs=0.05)
