@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -17,8 +19,7 @@ from dpkfc.graph.sites import (
     AnySite,
     Convolution,
     Embedding,
-    GroupNorm,
-    LayerNorm,
+    Norm,
     Operand,
     Other,
     Product,
@@ -92,10 +93,8 @@ class Planner:
             made = self._convolution(site)
         elif name == "embedding":
             made = self._embedding(site)
-        elif name == "native_layer_norm":
-            made = self._layer_norm(site)
-        elif name == "native_group_norm":
-            made = self._group_norm(site)
+        elif name in ("native_layer_norm", "native_group_norm"):
+            made = self._norm(site)
         elif name == "expand":
             made = self._plan_expanded(site)
         elif site.is_pointwise:
@@ -158,22 +157,28 @@ class Planner:
         axes = site.axes[ids], _first(site.outputs)
         return Embedding(site.node, ids, *axes, weight, row)
 
-    def _layer_norm(self, site: Site) -> LayerNorm | None:
-        x, shape, weight, bias, eps = site.args
+    def _norm(self, site: Site) -> Norm | None:
+        given = _name_arguments(site)
+        x = given["input"]
         if x not in site.axes:
             return None
-        output = _output(site.node, 0)
         axis = _first(site.outputs)
-        operands = self._operand(weight), self._operand(bias)
-        return LayerNorm(output, x, axis, *operands, tuple(shape), eps)
-
-    def _group_norm(self, site: Site) -> GroupNorm | None:
-        x, weight, bias, *_ = site.args
-        if x not in site.axes or site.axes[x].dim != 0:
+        has_channels = "group" in given
+        if has_channels and axis.dim != 0:
             return None
-        outputs = [_output(site.node, place) for place in range(3)]
-        operands = self._operand(weight), self._operand(bias)
-        return GroupNorm(outputs[0], x, site.axes[x], outputs[1], outputs[2], *operands)
+        if has_channels:
+            normalise: Any = partial(F.group_norm, num_groups=given["group"])
+        else:
+            normalise = partial(F.layer_norm, normalized_shape=given["normalized_shape"])
+        return Norm(
+            _output(site.node, 0),
+            x,
+            axis,
+            self._operand(given["weight"]),
+            self._operand(given["bias"]),
+            partial(normalise, eps=given["eps"]),
+            has_channels,
+        )
 
     def _plan_expanded(self, site: Site) -> Rows | None:
         operand = self._operand(site.operands[0])

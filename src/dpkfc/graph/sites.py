@@ -7,12 +7,11 @@ operand. `passes.py` chooses for every layer of the model which of the two is us
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
 from dpkfc.gradients.shared_uses import sum_copies
@@ -200,55 +199,36 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class LayerNorm(_WeightAndBias):
-    """A normalisation over trailing dimensions."""
+class Norm(_WeightAndBias):
+    """A normalisation over trailing dimensions, or over groups of channels.
+
+    Attributes:
+        output: where gradients arrive.
+        x: what is normalised.
+        axis: of both.
+        weight: None where it is not trained.
+        bias: None where it is not trained.
+        normalise: maps x to what the weight multiplies.
+        has_channels: weight and bias belong to dimension 1.
+    """
 
     output: fx.Node
     x: fx.Node
     axis: BatchAxis
     weight: Operand | None
     bias: Operand | None
-    shape: tuple[int, ...]
-    eps: float
+    normalise: Callable[[Tensor], Tensor]
+    has_channels: bool
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
         b = run.gradient(self.output)
         if operand is self.weight:
-            x = run.tensors[self.x].to(b.dtype)
-            b = b * F.layer_norm(x, self.shape, eps=self.eps)
+            b = b * self.normalise(run.tensors[self.x].to(b.dtype))
+        if self.has_channels:
+            b = b.reshape(*b.shape[:2], -1).sum(2)
         rows = example_first(b, self.axis, run.size)
-        return rows.reshape(run.size, -1, *self.shape).sum(1)
-
-
-@dataclass(frozen=True)
-class GroupNorm(_WeightAndBias):
-    """A normalisation over groups of channels."""
-
-    output: fx.Node
-    x: fx.Node
-    axis: BatchAxis
-    mean: fx.Node
-    scale: fx.Node
-    weight: Operand | None
-    bias: Operand | None
-
-    @property
-    def needs(self) -> list[fx.Node]:
-        """Return the nodes whose values are kept."""
-        return [self.x, self.mean, self.scale] if self.weight is not None else []
-
-    def gradient(self, run: Pass, operand: Operand) -> Tensor:
-        """Return gradients `[N, *operand.shape]` of an operand."""
-        b = run.gradient(self.output)
-        b = b.flatten(2) if b.dim() > 2 else b.unsqueeze(2)
-        if operand is self.weight:
-            x = run.tensors[self.x].to(b.dtype).reshape(b.shape)
-            mean, scale = (run.tensors[y].to(b.dtype) for y in (self.mean, self.scale))
-            x_hat = x.unflatten(1, (mean.shape[1], -1)) - mean[:, :, None, None]
-            b = b * (x_hat * scale[:, :, None, None]).flatten(1, 2)
-        rows = example_first(b.sum(2), self.axis, run.size)
-        return rows.reshape(run.size, -1, b.shape[1]).sum(1)
+        return rows.reshape(run.size, -1, *operand.shape).sum(1)
 
 
 @dataclass(frozen=True)
@@ -346,7 +326,7 @@ class Other:
         return raise_precision(found[place].detach())
 
 
-AnySite = Product | Convolution | Embedding | LayerNorm | GroupNorm | Rows | Other
+AnySite = Product | Convolution | Embedding | Norm | Rows | Other
 
 
 def _fold(gradients: Tensor, shape: tuple[int, ...]) -> Tensor:
