@@ -91,12 +91,10 @@ class Unknown:
     Attributes:
         operation: name of the first operation that lost the axis, such as "aten.sort.default".
         reason: what happened, with the shapes of its operands.
-        is_read: values were shown to Python code, and no tensor or gradient was changed.
     """
 
     operation: str
     reason: str
-    is_read: bool = False
 
 
 _OF_LAYER = Unknown("layer", "what a layer computes inside is used outside of it")

@@ -304,7 +304,7 @@ class Tracker:
             reason: what it did.
             is_read: values were shown to Python code, and no tensor or gradient was changed.
         """
-        failure = Unknown(str(operation), reason, is_read)
+        failure = Unknown(str(operation), reason)
         self.failure = self.failure or failure
         if is_read:
             self.has_shown = True

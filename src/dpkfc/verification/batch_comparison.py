@@ -13,7 +13,6 @@ from torch import Tensor
 from dpkfc.distributed.context import flatten
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.rows import PublicRows, warn_of_padding
-from dpkfc.rng_state import restarter
 from dpkfc.tracking.states import Unknown
 from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.differences import (
@@ -23,17 +22,16 @@ from dpkfc.verification.differences import (
     total_norm_of,
 )
 from dpkfc.verification.public_passes import PublicPasses
-from dpkfc.verification.row_functions import scale_rows, size_apart, split_rows
+from dpkfc.verification.row_functions import scale_rows, size_apart
 
-_SINGLE_ROWS = 8  # compared with batches of one, where a pass is not proved
-_FEW = 4  # rows whose gradients are compared too
-_SCALES = (1.0, 30.0, -30.0, 0.0)  # of changed rows
+_FEW = 4  # rows that are compared with batches of one
+_SCALES = (1.0, 30.0, -30.0, 0.0)  # of the rows next to others
 
 
 def check_sizes(passes: PublicPasses, rows: PublicRows, failure: Unknown | None) -> None:
     """Check that the loss of a row is the same in batches of several sizes, and alone.
 
-    Each row also lies in several places of a batch. Beside a proof a few rows alone are enough.
+    Each row also lies in several places of a batch.
     """
     count = min(passes.max_rows, len(rows))
 
@@ -53,11 +51,8 @@ def check_sizes(passes: PublicPasses, rows: PublicRows, failure: Unknown | None)
         part = range(first, first + size)
         comparisons.append((whole[first : first + size], values(part), size))
         size //= 2
-    single_rows = {*range(min(_FEW, count)), count - 1}
-    if failure is not None:
-        single_rows.update(range(0, count, math.ceil(count / _SINGLE_ROWS)))
-    single_values = values(*([i] for i in sorted(single_rows)))
-    comparisons.append((whole[sorted(single_rows)], single_values, 1))
+    single_rows = sorted({*range(min(_FEW, count)), count - 1})
+    comparisons.append((whole[single_rows], values(*([i] for i in single_rows)), 1))
     for losses, others, size in comparisons:
         if passes.differ(losses, others):
             sizes = f"in a batch of {count} differs from that in a batch of {size}"
@@ -76,59 +71,47 @@ def check_sizes_afresh(passes: PublicPasses, rows: PublicRows, failure: Unknown 
         check_sizes(afresh, rows, failure)
 
 
-def check_neighbours(
-    passes: PublicPasses, rows: PublicRows, size: int, failure: Unknown, *, is_drawn: bool
-) -> None:
-    """Check that no row changes the loss or the gradient of another.
+def check_rows_alone(passes: PublicPasses, rows: PublicRows, size: int, failure: Unknown) -> None:
+    """Check, where a pass is not proved, that rows give alone what they give in a batch.
 
-    Any two rows are once on different sides of a split: one of them is then changed, the other
-    not.
+    Compared are losses and the gradients of all rows, and of every second row beside rows that are
+    multiplied by a number: a large value may decide that a model mixes.
 
     Args:
-        passes: of the model.
+        passes: of the model, which are repeatable and draw no random numbers.
         rows: public rows.
-        size: of a batch.
+        size: of the batch.
         failure: why the pass is not proved.
-        is_drawn: a pass draws numbers of numpy or random. Where it reads the examples, as
-            SpecAugment reads the lengths of recordings, they may decide which numbers the rows
-            after them get.
     """
     size = size_apart(rows.records, size)
-    restart = restarter()
+    every = range(size)
 
-    def run_pass(indices: list[int], kept: list[int], scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        restart()
-        changed = [i for i in range(size) if i not in kept]
-        batch = scale_rows(rows.batch(indices), changed, size, scale)
-        losses = passes.losses(batch, size)[kept]
+    def run_pass(indices: Sequence[int], kept: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        count = len(indices)
+        batch = scale_rows(rows.batch(indices), every[1::2], count, scale)
+        losses = passes.losses(batch, count)[kept]
         gradients = all_gradients(passes.model, losses.sum())
         return losses.detach(), flatten(gradients, torch.float64)
 
-    every = list(range(size))
-    part_gradients = []
-    why = ""
-    for bit, kept, replaced in split_rows(size):
-        losses, gradient = run_pass(every, kept)
-        part_gradients.append(gradient)
-        for scale in _SCALES if bit == 0 else _SCALES[:1]:
-            try:
-                other_losses, other_gradient = run_pass(replaced, kept, scale)
-            except Exception as error:
-                if scale == 1.0 or is_out_of_memory(error):
-                    raise
-                # The loss takes no rows of this scale, as where a target is a probability.
-                continue
-            differ = passes.differ(losses, other_losses)
-            if differ or gradients_differ(gradient, other_gradient):
-                why = "rows changed when only the rows next to them did"
-        if len(part_gradients) == 2:
-            total = part_gradients[0] + part_gradients[1]
-            _, gradient = run_pass(every, every)
-            if gradients_differ(total, gradient):
-                why = "the gradients of parts of a batch do not add up to the batch's gradient"
-            part_gradients = []
-    if why and not (is_drawn and failure.is_read):
-        raise ValueError(_mixing_message(failure, why))
+    alone = []
+    sums: list[Any] = [0.0, 0.0]
+    for i in every:
+        losses, gradient = run_pass([i], every[:1])
+        alone.append(losses)
+        sums[i % 2] += gradient
+    comparisons = [(every, 1.0, sum(sums))]
+    comparisons += [(every[::2], scale, sums[0]) for scale in _SCALES]
+    for kept, scale, expected in comparisons:
+        try:
+            losses, gradient = run_pass(every, kept, scale)
+        except Exception as error:
+            if scale == 1.0 or is_out_of_memory(error):
+                raise
+            # The loss takes no rows of this scale, as where a target is a probability.
+            continue
+        differ = passes.differ(losses, torch.cat([alone[i] for i in kept]))
+        if differ or gradients_differ(gradient, expected):
+            raise ValueError(_mixing_message(failure))
 
 
 def check_padding(passes: PublicPasses, rows: PublicRows) -> None:
@@ -145,7 +128,7 @@ def check_padding(passes: PublicPasses, rows: PublicRows) -> None:
             return True
         # A preference between two equal texts has a gradient that is zero but for rounding, in
         # the batch as alone.
-        few = min(len(rows), _SINGLE_ROWS)
+        few = min(len(rows), 8)
         usual = _gradient_norm(passes, passes.losses(rows.batch(range(few)), few))
         padded = _gradient_norm(passes, passes.losses(batch, 2)[:1])
         short = _gradient_norm(passes, passes.losses(alone, 1))
@@ -171,7 +154,7 @@ def _gradient_norm(passes: PublicPasses, losses: Tensor) -> float:
     return total_norm_of(all_gradients(passes.model, losses.sum()))
 
 
-def _mixing_message(failure: Unknown | None, what: str) -> str:
+def _mixing_message(failure: Unknown | None, what: str = "") -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
         return (

@@ -35,8 +35,8 @@ from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import forget_batches
 from dpkfc.verification.accepted_rows import accept_rows
 from dpkfc.verification.batch_comparison import (
-    check_neighbours,
     check_padding,
+    check_rows_alone,
     check_sizes,
     check_sizes_afresh,
 )
@@ -193,16 +193,15 @@ def _compare(
         # numpy and random draw different numbers for a batch of another size.
         before = all_states()
         is_repeatable = traced is not None or passes.is_repeatable(make_batch, restarted=False)
-        is_drawn = has_drawn(before, of_torch=False)
-        are_constant = is_repeatable and not is_drawn
+        are_constant = is_repeatable and not has_drawn(before, of_torch=False)
         if are_constant:
             check_sizes(passes, rows, failure)
         if failure is None:
             # Nothing is known any more where a pass since then has changed the model.
             traced = traced if passes.known else None
             failure = check_tape(passes, rows, min(4, size), alone=are_constant, traced=traced)
-        if failure is not None:
-            check_neighbours(passes, rows, size, failure, is_drawn=is_drawn)
+        if failure is not None and are_constant:
+            check_rows_alone(passes, rows, size, failure)
     _check_memory(passes, rows)
     return failure
 
