@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+_CUDNN: Any = torch.backends.cudnn
+_MKLDNN: Any = torch.backends.mkldnn
 # The operations of torch that have a switch of their own.
-_OPERATIONS: list[Any] = [torch.backends.cuda.matmul]
-for _backend in (torch.backends.cudnn, torch.backends.mkldnn):
-    _OPERATIONS += [getattr(_backend, name, None) for name in ("matmul", "conv", "rnn")]
-_OPERATIONS = [operation for operation in _OPERATIONS if hasattr(operation, "fp32_precision")]
+_OPERATIONS: list[Any] = [torch.backends.cuda.matmul, _CUDNN.conv, _CUDNN.rnn]
+_OPERATIONS += [_MKLDNN.matmul, _MKLDNN.conv, _MKLDNN.rnn]
 
 
 @contextmanager
@@ -23,7 +23,6 @@ def full_precision() -> Iterator[None]:
     torch's older switches (`allow_tf32`, `set_float32_matmul_precision`) or its newer ones
     (`fp32_precision`), on the CPU too, is restored afterwards.
     """
-    cudnn: Any = torch.backends.cudnn
     with (
         ExitStack() as undo,
         torch.autocast("cpu", enabled=False),
@@ -36,8 +35,8 @@ def full_precision() -> Iterator[None]:
             undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("highest")
         with suppress(RuntimeError):
-            undo.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
-            cudnn.allow_tf32 = False
+            undo.callback(setattr, _CUDNN, "allow_tf32", _CUDNN.allow_tf32)
+            _CUDNN.allow_tf32 = False
         for operation in _OPERATIONS:
             operation.fp32_precision = "ieee"
         yield

@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from dpkfc.config import Plan
+from dpkfc.data.loading import is_map_style
 from dpkfc.integrations._shared import steps_per_epoch
 
 _log = logging.getLogger(__name__)
@@ -61,8 +61,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if settings.get(name) is not None:
             raise ValueError(f"{name}= is not supported by private training; pass {instead}")
     train = settings.get("train_dataset")
-    has_index = train is None or hasattr(train, "__getitem__")
-    if isinstance(train, IterableDataset) or not has_index:
+    if train is not None and not is_map_style(train):
         raise ValueError(
             f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
             " dataset with a length and an index"

@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
 )
@@ -32,7 +31,7 @@ from torch.utils.data import (
 from dpkfc._checks import check_integer
 from dpkfc.config import Plan
 from dpkfc.data.duplicates import check_once
-from dpkfc.data.loading import Collate, split
+from dpkfc.data.loading import Collate, is_map_style, split
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.rng import SamplingStream
@@ -233,8 +232,8 @@ def _check_kind(loader: Any) -> None:
         raise ValueError(
             f"data_loader is a {kind}, whose own iteration would be lost; pass a torch DataLoader"
         )
-    dataset = loader.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    dataset: Any = loader.dataset
+    if not is_map_style(dataset):
         raise ValueError(
             f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
             " length"
@@ -252,7 +251,7 @@ def _check_kind(loader: Any) -> None:
             f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
             " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
         )
-    if not getattr(loader, "in_order", True):
+    if not loader.in_order:
         raise ValueError(
             "data_loader has in_order=False, but batches must come in the order of the draws; leave"
             " in_order out"
