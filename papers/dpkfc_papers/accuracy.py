@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.arms import Arm, Range, arm_of
-from dpkfc.app.tuning.pool import Fits, Source
-from dpkfc.app.tuning.runs import Plain, Row, Run
+from dpkfc.app.tuning.runs import Plain, Run
 from dpkfc.app.tuning.search import Search
 from dpkfc.app.tuning.study_progress import Task
 from dpkfc.app.tuning.trials import SEED, Trials
 from dpkfc.app.tuning.tuned import percent, settings_text
-from dpkfc_papers.store import Store, best_trials, winners_tests
+from dpkfc_papers.store import Listed, Store, best_trials, winners_tests
 from dpkfc_papers.studies.harness import markdown, seeds_cell
 
 OTHER = {
@@ -167,10 +167,9 @@ class AccuracyStudy:
         for recipe in {*self.recipes, *others}:
             find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
 
-    def source(self, store: Store, journal: Path) -> Chain:
-        """Return the runs: for each recipe tuning and tests at its ε, the other ε at the end."""
-        stages: list[Stage] = []
-        later: list[Stage] = []
+    def sources(self, store: Store, journal: Path) -> Iterator[Trials | Listed]:
+        """Yield the runs: for each recipe tuning and tests at its ε, the other ε at the end."""
+        later = []
         for recipe in self.recipes:
             common = {
                 **self.common,
@@ -181,11 +180,21 @@ class AccuracyStudy:
             opened = [self._search(arm, common, recipe, journal) for arm in compared]
             for search in opened:
                 take_over(search, store)
-            first, *others = self.epsilons
-            stages.append(Trials(opened, store.put))
-            stages.append(Tests(opened, store, [first], self.seeds))
-            later.append(Tests(opened, store, others, self.seeds))
-        return Chain([*stages, *later])
+            yield Trials(opened, store.put)
+            yield Listed(self._list_tests(opened, self.epsilons[:1]), store)
+            later += opened
+        yield Listed(self._list_tests(later, self.epsilons[1:]), store)
+
+    def _list_tests(self, searches: Sequence[Search], epsilons: Sequence[float]) -> Iterator[Task]:
+        """Yield tests of the best settings of every finished search, by seed, ε and arm."""
+        tuned = [
+            (search, best) for search in searches if search.is_over and (best := search.best())
+        ]
+        for seed, epsilon, (search, (params, accuracy)) in product(self.seeds, epsilons, tuned):
+            arm = search.arm.name
+            tag = {"arm": arm, "search": "", "tuned": params, "validation": accuracy}
+            run = search.run(params, seed=seed, evaluate_on="test", epsilon=epsilon)
+            yield Task(run, tag=tag, label=arm)
 
     def _search(self, arm: Arm, common: Mapping[str, Plain], recipe: str, journal: Path) -> Search:
         return Search(arm, common, recipe, journal, trials=self.trials, seed=SEED)
@@ -198,109 +207,6 @@ def take_over(search: Search, store: Store) -> None:
         tag = row.get("tag", {})
         if tag.get("search") == search.name and row["hash"] not in known:
             search.add(row)
-
-
-class Stage(Source, Protocol):
-    """One of several sources of runs."""
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """Runs that could not be made, and why."""
-
-
-@dataclass(eq=False)
-class Tests(Source):
-    """Run the test set with the best settings, for each seed, ε and arm with a finished search.
-
-    Attributes:
-        searches: of the arms.
-        store: takes every run.
-        epsilons: of the runs.
-        seeds: of the runs.
-        failures: runs that could not be made, and why.
-        started: hashes of the runs that were begun.
-    """
-
-    searches: Sequence[Search]
-    store: Store
-    epsilons: Sequence[float]
-    seeds: Sequence[int]
-    failures: dict[str, str] = field(default_factory=dict, init=False)
-    started: set[str] = field(default_factory=set, init=False)
-
-    def _runs(self) -> Iterator[tuple[Search, Run]]:
-        tuned = []
-        for search in self.searches:
-            best = search.best() if search.is_over else None
-            if best:
-                tuned.append((search, best[0]))
-        for seed in self.seeds:
-            for epsilon in self.epsilons:
-                for search, params in tuned:
-                    run = search.run(params, seed=seed, evaluate_on="test", epsilon=epsilon)
-                    yield search, run
-
-    def next(self, fits: Fits) -> Task | None:
-        """Return the first run that has not been made."""
-        for search, run in self._runs():
-            is_open = run.hash not in self.started and self.store.get(run) is None
-            if is_open and fits(run):
-                self.started.add(run.hash)
-                return Task(run, tag=search, label=search.arm.name)
-        return None
-
-    def take_row(self, task: Task, row: Row, ended: bool) -> None:
-        """Store a run."""
-        search: Search = task.tag
-        params, accuracy = search.best() or ({}, None)
-        tag = {
-            "arm": search.arm.name,
-            "search": "",
-            "tuned": params,
-            "validation": accuracy,
-        }
-        self.store.put(task.run, {**row, "tag": tag})
-
-    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
-        """Store why a run failed; the next start of the study tries the run again."""
-        self.failures[f"{task.tag.arm.label}, seed {task.run.seed}"] = reason
-
-
-@dataclass(eq=False)
-class Chain:
-    """Stages in order; a core that has nothing to do in a stage begins with the next stage.
-
-    Attributes:
-        stages: in order.
-    """
-
-    stages: Sequence[Stage]
-
-    def next(self, fits: Fits) -> Task | None:
-        """Return a run of the first stage that has one."""
-        for stage in self.stages:
-            task = stage.next(fits)
-            if task is not None:
-                return replace(task, tag=(stage, task))
-        return None
-
-    def take_row(self, task: Task, row: Row, ended: bool) -> None:
-        """Hand a finished run to its stage."""
-        stage, inner = task.tag
-        stage.take_row(inner, row, ended)
-
-    def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
-        """Tell the stage of a failed run."""
-        stage, inner = task.tag
-        stage.take_failure(inner, reason, lost=lost)
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """Runs that could not be made, and why."""
-        failures: dict[str, str] = {}
-        for stage in self.stages:
-            failures |= stage.failures
-        return failures
 
 
 def table(

@@ -229,8 +229,8 @@ class Listed(Source):
         return None
 
     def take_row(self, task: Task, row: Row, ended: bool) -> None:
-        """Store a run."""
-        self._store.put(task.run, row)
+        """Store a run, with what tags it."""
+        self._store.put(task.run, {**row, **({"tag": task.tag} if task.tag else {})})
 
     def take_failure(self, task: Task, reason: str, *, lost: bool) -> None:
         """Store the reason; the next call tries the cell again."""

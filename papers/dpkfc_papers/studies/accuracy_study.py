@@ -74,7 +74,7 @@ def main() -> int:
     chosen = study(arguments.study, arguments.trials)
     chosen.check(arguments.data_dir)
     code = harness.run_cells(
-        lambda store: [chosen.source(store, out / "trials.log")], path, out, arguments
+        lambda store: chosen.sources(store, out / "trials.log"), path, out, arguments
     )
     if code:
         return code
