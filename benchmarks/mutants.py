@@ -221,10 +221,8 @@ def find_mutants(file: str, source: bytes) -> Iterator[Mutant]:
             case ast.Constant(value=bool(value)):
                 yield fault("constant", node, *span(node), str(not value))
             case ast.Constant(value=int() | float() as value):
-                larger = value + 1 if isinstance(value, int) else 2 * value
+                larger = value + 1 if isinstance(value, int) else 2 * value or 1.0
                 yield fault("constant", node, *span(node), repr(larger))
-            case ast.Constant():
-                return
         for name, child in ast.iter_fields(node):
             if name not in {"annotation", "returns", "decorator_list", "type_params"}:
                 for inner in child if isinstance(child, list) else [child]:

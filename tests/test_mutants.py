@@ -7,7 +7,7 @@ from tests.documents import ROOT
 
 TOOL = runpy.run_path(str(ROOT / "benchmarks" / "mutants.py"), run_name="mutants")
 SOURCE = '''\
-def share(x: int, limit: float = 2.0) -> bool:
+def share(x: int, limit: float = 2.0, least: float = 0.0) -> bool:
     """Noise ε + 1."""
     if not x < limit:
         raise ValueError(f"x must be below {limit + 1}")
@@ -22,6 +22,7 @@ def test_every_kind_of_fault_is_planted_once_and_messages_are_left_alone():
     assert all(ast.parse(text) and text != SOURCE for text in changed)
     assert {(x.line, x.kind, x.old, x.new) for x in found} == {
         (1, "constant", "2.0", "4.0"),
+        (1, "constant", "0.0", "1.0"),
         (3, "check dropped", "not x < limit", "False"),
         (3, "operator", "not ", ""),
         (3, "comparison", "<", "<="),
