@@ -22,6 +22,7 @@ from tests.curvature.toys import (
     rules_of,
     token_ids,
 )
+from tests.gradients.cases import UnreadTable
 from tests.models import randn
 
 
@@ -111,6 +112,13 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     assert all(
         torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
     )
+
+
+def test_a_table_that_is_called_on_no_position_has_no_signal():
+    kfac = make_kfac(probe=token_ids(rows=6, length=9), sides="input")
+    built = kfac.build(UnreadTable(), capture, 0)
+    notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
+    assert "no signal" in notes["suffixes", "input"] and notes["table", "input"] == ""
 
 
 def test_layer_rules_leave_the_others_scaled_but_in_shape():

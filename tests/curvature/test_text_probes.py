@@ -219,7 +219,10 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
     def capture(m, loss):
         return {**_capture(layers, m, loss), "value": odd}
 
-    built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
+    rules = {layer.name: layer.rule for layer in layers}
+    built = _kfac().build(model, capture, 0, rules)
+    known = [layer for layer in layers if layer.name != "value"]
+    assert built.scale == _kfac().build(model, partial(_capture, known), 0, rules).scale
     assert "value" not in built.metric and "value" in caplog.text
     assert [r["note"] for r in built.report if r["layer"] == "value"] == [
         "no factors are known for a MaterializedGradients"
