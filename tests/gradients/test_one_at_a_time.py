@@ -57,6 +57,19 @@ def test_the_weighted_sum_equals_a_loop(weights, group, alone):
     check_sum(model, found, expected)
 
 
+def test_a_scripted_part_of_a_model_is_differentiated_by_example():
+    torch.manual_seed(0)
+    part = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).eval()))
+    model, x = nn.Sequential(part, nn.Linear(2, 2)).double(), randn(N, 3)
+    found, _ = sum_examples(model, (x,), 0.8, loss_fn)
+    expected = []
+    for i in range(N):
+        gradients = torch.autograd.grad(loss_fn(model, (x[i : i + 1],)).sum(), model.parameters())
+        row = torch.cat([g.flatten() for g in gradients])
+        expected.append(row * (0.8 / row.norm()).clamp(max=1))
+    check_sum(model, found, torch.stack(expected).sum(0))
+
+
 def test_a_parameter_made_of_the_outputs_of_a_batch_mixes_no_examples():
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2).double(), randn(N, 3)

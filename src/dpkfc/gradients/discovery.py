@@ -120,10 +120,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
     Raises:
         ValueError: nothing is trainable; a BatchNorm in training mode; a module whose forward pass
             mixes examples or writes private statistics into a buffer; a lazy layer without input; a
-            matrix without entries; a module of `torch.jit`.
+            matrix without entries; a traced module.
     """
     _refuse_lazy(model)
-    _refuse_scripted(model)
+    _refuse_traced(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     owners = list(_owners(model))
     users: dict[Tensor, list[_Owner]] = {}
@@ -274,6 +274,8 @@ def _is_leaf(module: nn.Module, roles: Sequence[str]) -> bool:
 
     Then it can be run for each example alone.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     return len(trainable_tensors(module)) == len(roles)
 
 
@@ -356,13 +358,13 @@ def _refuse_lazy(model: nn.Module) -> None:
             )
 
 
-def _refuse_scripted(model: nn.Module) -> None:
-    """Refuse modules of `torch.jit`, which hide their layers, parameters and buffers."""
+def _refuse_traced(model: nn.Module) -> None:
+    """Refuse modules of `torch.jit.trace`, which hide their parameters and buffers."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.TopLevelTracedModule):
             raise ValueError(
-                f"module '{name}' is a {type(module).__name__} of torch.jit, which hides its"
-                " layers; pass the plain module"
+                f"module '{name}' was traced by torch.jit, which hides its layers; pass the module"
+                " that was traced"
             )
 
 

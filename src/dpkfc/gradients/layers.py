@@ -65,7 +65,10 @@ class Layer:
     def tensor(self, role: str, module: nn.Module | None = None) -> Tensor:
         """Return the parameter object of a role, in one of the modules or the first one."""
         module = self.modules[0] if module is None else module
-        return module.get_parameter(self.paths.get(role, role))
+        path = self.paths.get(role, role)
+        if isinstance(module, torch.jit.ScriptModule):
+            return dict(module.named_parameters())[path]
+        return module.get_parameter(path)
 
     @property
     def display_name(self) -> str:
@@ -95,9 +98,9 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
 def class_forward(module: nn.Module) -> Any:
     """Return the forward function of a module's class, None where the module has its own.
 
-    A forward function may be replaced on one object alone.
+    A scripted module has. A forward function may be replaced on one object alone.
     """
-    if "forward" in vars(module):
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
         return None
     return type(module).forward
 

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.jit._script import OrderedDictWrapper
 
 from dpkfc.distributed.fsdp import reshard
 from dpkfc.gradients.layers import join_names
@@ -113,6 +114,9 @@ class Replica:
                 is_empty = isinstance(x, dict) and not x
                 own[name] = x.copy() if is_empty else self.copy(x)
         self.modules[module] = before, own
+        if isinstance(own["_buffers"], OrderedDictWrapper):  # of a scripted module
+            for name in own["_buffers"].keys():  # noqa: SIM118
+                self._set(own["_buffers"], name)
         for name, p in own["_parameters"].items():
             if p is not None:
                 self._versions.append((join_names(self.paths[module], name), p, p._version))
@@ -415,7 +419,9 @@ class Replica:
         for module, (before, own) in self.modules.items():
             old, new = before["_buffers"], own["_buffers"]
             for name in {**old, **new}:
-                if not self._is_as_before(read(old, name), read(new, name)):
+                scripted = self._variables.get((id(old), name))
+                was = scripted.before if scripted else read(old, name)
+                if not self._is_as_before(was, read(new, name)):
                     yield join_names(self.paths[module], name)
 
     def changed_variables(self) -> set[str]:

@@ -8,6 +8,8 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from torch.jit._script import OrderedDictWrapper
+
 NOTHING = object()
 """Stands for the value of a variable that is not set."""
 
@@ -18,6 +20,8 @@ def read(place: Any, key: Any) -> Any:
         place = vars(place)
     if isinstance(place, partial):
         return place.args, place.keywords
+    if isinstance(place, OrderedDictWrapper):
+        return place[key]
     if isinstance(place, Mapping):
         return place.get(key, NOTHING)
     try:
@@ -31,7 +35,7 @@ def write(place: Any, key: Any, value: Any) -> None:
     if isinstance(place, partial):
         arguments: Any = place
         arguments.__setstate__((place.func, *value, vars(place)))
-    elif isinstance(place, dict):
+    elif isinstance(place, (dict, OrderedDictWrapper)):
         place[key] = value
         if value is NOTHING:
             del place[key]

@@ -181,6 +181,10 @@ def _check_parts(module: Any, optimizer: Any) -> None:
         raise ValueError(
             f"module is wrapped in {kind}; pass the plain module on one device, uncompiled"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            f"module is a {kind} of torch.jit, which takes no hooks; pass the plain one"
+        )
     kind = type(optimizer).__name__
     if getattr(optimizer, "original_optimizer", optimizer) is not optimizer:
         raise ValueError(
