@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tests.integrations.opacus_cases import backward, clipped_sum, cut, loader, mlp, private, train
+from tests.integrations.opacus_cases import (
+    B,
+    backward,
+    clipped_sum,
+    cut,
+    loader,
+    mlp,
+    private,
+    train,
+)
 from tests.mutation_cases import weights
 
 TORCH_BACKWARD = Tensor.backward
@@ -318,13 +327,87 @@ def losses_of(out, y):
         ("sum", lambda out, y: losses_of(out, y).mul_(1 / len(y)).sum()),
         ("mean", lambda out, y: (losses_of(out, y) / len(y)).mean()),
         ("mean", lambda out, y: F.cross_entropy(out / len(out), y)),
+        ("mean", lambda out, y: F.cross_entropy(out / len(out) ** 0.5, y)),
+        ("sum", lambda out, y: (losses_of(out, y) / torch.tensor(len(y))).sum()),
+        ("sum", lambda out, y: (losses_of(out, y) * (torch.ones(len(y)) / len(y))).sum()),
+        ("sum", lambda out, y: (losses_of(out, y) * (B / len(y))).sum()),
+        ("sum", lambda out, y: (losses_of(out, y) / max(1, len(y) - 1)).sum()),
+        ("mean", lambda out, y: losses_of(out, y).clamp(max=B / len(y)).mean()),
+        ("mean", lambda out, y: (out[..., None].expand(-1, -1, len(y)).mean(2)).sum(1).mean()),
     ],
 )
-def test_losses_of_single_examples_over_the_size_of_the_batch_are_refused(declared, loss):
+def test_a_number_that_follows_the_size_of_the_batch_is_refused(declared, loss):
     engine, model, optimizer, batches = private(loss_reduction=declared, verify=False)
-    with pytest.raises(ValueError, match="divided by the size of the batch"):
+    with pytest.raises(ValueError, match="follows a length of the batch"):
         train(model, optimizer, batches, criterion=loss)
     assert engine.ledger.count >= 1
+
+
+def weigh_by_shares(out, y):
+    """The factors of both means add up to one."""
+    share = 1 / len(y)
+    return share * losses_of(out, y).mean() + (1 - share) * out.square().sum(1).mean()
+
+
+def test_factors_that_make_up_for_each_other_are_refused():
+    engine, model, optimizer, batches = private(verify=False)
+    with pytest.raises(ValueError, match="divided by another number than in earlier batches"):
+        train(model, optimizer, batches, criterion=weigh_by_shares)
+    assert engine.ledger.count >= 1
+
+
+def clip_at_the_median(out, y):
+    losses = losses_of(out, y)
+    return losses.clamp(max=1.1 * sorted(losses.tolist())[len(y) // 2]).mean()
+
+
+def weigh_by_a_count(out, y):
+    return (losses_of(out, y) * (1 + int((y == 0).sum()))).mean()
+
+
+def branch_on_a_value(out, y):
+    losses = losses_of(out, y)
+    return losses.mean() if losses.mean() > 1.1 else losses.square().mean()
+
+
+@pytest.mark.parametrize("loss", [clip_at_the_median, weigh_by_a_count, branch_on_a_value])
+def test_a_loss_that_follows_what_the_script_has_read_is_refused(loss):
+    engine, model, optimizer, batches = private(verify=False)
+    with pytest.raises(ValueError, match=r"in another way .*; read them after loss.backward\(\)"):
+        train(model, optimizer, batches, criterion=loss)
+    assert engine.ledger.count >= 1
+
+
+def test_numbers_of_a_list_of_the_batch_are_refused():
+    def collate(rows):
+        return torch.utils.data.default_collate(rows)[0], [int(y) for _, y in rows]
+
+    _, model, optimizer, batches = private(data_loader=loader(collate_fn=collate), verify=False)
+    with pytest.raises(ValueError, match="batch tensors alone"):
+        train(model, optimizer, batches, criterion=lambda out, y: (out / (1 + y.count(0))).mean())
+
+
+def test_a_schedule_and_a_random_flip_are_taken():
+    engine, model, optimizer, batches = private(verify=False)
+    for step, (x, y) in enumerate(batches):
+        out = model(x if step % 2 else x.flip(1))
+        (losses_of(out, y) + 0.1 * step * out.square().sum(1)).mean().backward()
+        optimizer.step()
+    assert engine.ledger.count == len(batches)
+
+
+def test_a_look_at_the_loss_now_and_then_is_taken():
+    engine, model, optimizer, batches = private(verify=False)
+    for step, (x, y) in enumerate(batches):
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        if step % 2:
+            (out.argmax(1) == y).double().mean().item()
+            with torch.no_grad():
+                losses_of(out, y).max().item()
+        loss.backward()
+        optimizer.step()
+    assert engine.ledger.count == len(batches)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +457,20 @@ def test_what_an_earlier_batch_has_left_is_no_public_number(where, make):
             optimizer.step()
             steps += 1
     assert steps == 1
+
+
+def test_what_a_batch_of_one_has_left_is_no_public_number():
+    _, model, optimizer, batches = private()
+    mean = torch.ones((), dtype=torch.float64)
+    with (
+        pytest.raises(ValueError, match="an earlier batch"),
+        cut(batches, optimizer, 1) as parts,
+    ):
+        for x, y in parts:
+            loss = F.cross_entropy(model(x), y) / mean
+            mean = 0.9 * mean + 0.1 * loss.detach()
+            loss.backward()
+            optimizer.step()
 
 
 @pytest.mark.parametrize("size", [1, 8])

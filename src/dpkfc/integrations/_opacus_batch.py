@@ -50,12 +50,22 @@ from dpkfc.gradients.one_pass import batch_tracker
 from dpkfc.gradients.replica import Replica, replicate, replicate_variables
 from dpkfc.gradients.state import own_pass
 from dpkfc.gradients.tape import Tape
+from dpkfc.integrations._opacus_numbers import ScriptNumbers
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.rows import PublicRows, draw_public_rows, unwrap_containers, warn_of_padding
 from dpkfc.public_rows.template import Template
 from dpkfc.tracking.batch_rules import are_places_equal
 from dpkfc.tracking.modes import follow, modes_of
-from dpkfc.tracking.states import BatchAxis, State, Total, Unknown, example_first, one_example_a_row
+from dpkfc.tracking.states import (
+    OF_EARLIER_BATCH,
+    BatchAxis,
+    State,
+    Total,
+    Unknown,
+    example_first,
+    one_example_a_row,
+)
+from dpkfc.tracking.trace import Trace
 from dpkfc.tracking.tracker import Tracker
 from dpkfc.verification.check import Verdict, check_on_public_rows
 from dpkfc.verification.differences import have_equal_gradients
@@ -290,9 +300,7 @@ class BatchRecording:
         batch: what the loader yields.
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
-        factors: of an earlier batch its size, the factor of each entry of an example in its loss,
-            and which numbers at losses and inputs were its size or 1 by it, by their place in
-            the order of operations; None at first.
+        numbers: of the script, in earlier batches.
 
     Attributes:
         tracker: follows the examples of a batch of two or more.
@@ -317,7 +325,7 @@ class BatchRecording:
         *,
         reduction: str,
         exact: Unknown | None,
-        factors: tuple[int, float, set[int]] | None,
+        numbers: ScriptNumbers,
     ) -> None:
         self.model = model
         self.layers = layers
@@ -326,7 +334,7 @@ class BatchRecording:
         self.batch = batch
         self.reduction = reduction
         self.exact = exact
-        self.factors = factors
+        self.numbers = numbers
         self.tracker: Tracker
         self.tape: Tape | None = None
         self.calls: Calls = {}
@@ -339,15 +347,17 @@ class BatchRecording:
         self._singles: list[list[Tensor]] = [[] for _ in range(self.size)]
         self._inputs: list[_Inputs] = []
         self._altered: Unknown | None = None
-        # What the script itself has multiplied by, before a call of the model.
-        self._scales: list[float] = []
+        # What the script itself has done and read before a call of the model.
+        self._trace: Trace = []
+        self._has_shown = False
         self.replica: Replica | None = None
         self.variables = ExitStack()
         self.runs_single_examples = False
         modes: list[Any] = []
-        if self.size > 1:
+        if self.size:
             self.tracker = batch_tracker(model, unwrap_containers(batch), self.size)
-            if exact is None:
+            self.tracker.trace = []
+            if exact is None and self.size > 1:
                 self.tape = Tape(model, layers, tracker=self.tracker)
                 self.tape.__enter__()
             modes += modes_of(self.tracker)
@@ -386,7 +396,8 @@ class BatchRecording:
         """Record, before a call of the model, whether the script altered its batch."""
         if self.size > 1:
             self._altered = self._altered or self.tracker.altered
-            self._scales = self.tracker.scales.copy()
+            self._trace = list(self.tracker.trace or ())
+            self._has_shown = self.tracker.has_shown
 
     def end_forward(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Record a call of the model; return outputs that replace its own, or None to keep them."""
@@ -394,7 +405,7 @@ class BatchRecording:
         if self.size < 2:
             return None
         # The model itself is compared in batches of several sizes.
-        self.tracker.scales = self._scales
+        self.tracker.trace = self._trace
         self.exact = (
             self.exact
             or self.tracker.failure
@@ -437,7 +448,7 @@ class BatchRecording:
                     joined[i], states[i] = self._join(whole, parts)
         tracker.failure = None
         tracker.altered = None
-        tracker.has_shown = False
+        tracker.has_shown = self._has_shown
         for i, state in states.items():
             tracker.set_state(joined[i], state)
         self._keep_outputs(joined, singles, list(states))
@@ -595,11 +606,9 @@ class BatchRecording:
             return False
         if options["gradient"] is not None:
             loss = loss * options["gradient"]
-        state: State | None = None
-        if self.size > 1:
-            state = self.tracker.state(loss)
-            if not isinstance(state, (Total, Unknown, BatchAxis)):
-                return False
+        state = self.tracker.state(loss) if self.size else None
+        if self.size > 1 and not isinstance(state, (Total, Unknown, BatchAxis)):
+            return False
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
@@ -639,6 +648,8 @@ class BatchRecording:
     def _take_gradients(self, loss: Tensor, state: State | None) -> None:
         """Take the gradients of all examples from a loss with this tracker state."""
         if self.size == 1:
+            if state == OF_EARLIER_BATCH:
+                self._sum_factor(state)
             self.gradients = [self._parameter_gradients([loss], None)]
             return
         factor = self._sum_factor(state)
@@ -687,8 +698,6 @@ class BatchRecording:
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)
         actual = "mean" if state.is_mean else "sum"
-        of_size = {i for i, x in enumerate(self.tracker.scales) if x in (self.size, 1 / self.size)}
-        size, weight, before = self.factors or (self.size, state.factor, of_size)
         if actual != self.reduction:
             raise ValueError(
                 f"the loss is a {actual} over the examples, but loss_reduction="
@@ -699,18 +708,9 @@ class BatchRecording:
                 f"the loss is multiplied by {state.number:.0f}, as a GradScaler does, whose steps "
                 "follow private overflows; train in bfloat16 without a GradScaler"
             )
-        if size != self.size and before & of_size:
-            raise ValueError(
-                "losses or inputs are multiplied or divided by the size of the batch, so each"
-                " example changes the others; reduce losses by mean()"
-            )
-        if not math.isclose(state.factor, weight, rel_tol=1e-6):
-            raise ValueError(
-                "the loss is divided by another number than in earlier batches; average each "
-                "example over its own positions, and divide by constants"
-            )
-        # Two sizes decide: a length may be equal to a size by chance.
-        self.factors = size, weight, before & of_size
+        lengths = [n for x in tensors_of(unwrap_containers(self.batch)) for n in x.shape]
+        is_read = self.tracker.has_shown or self.tracker.is_opaque
+        self.numbers.check(state.factor, self.tracker.trace or [], lengths, is_read=is_read)
         if state.is_mean:
             return float(self.size)
         return 1.0

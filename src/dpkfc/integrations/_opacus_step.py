@@ -51,6 +51,7 @@ from dpkfc.integrations._opacus_batch import (
     check_padding,
     find_public_lengths,
 )
+from dpkfc.integrations._opacus_numbers import ScriptNumbers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
@@ -131,7 +132,7 @@ class PrivateStep:
         self._verify = verify
         self._source = source
         self._exact: Unknown | None = None
-        self._factors: tuple[int, float, set[int]] | None = None
+        self._numbers = ScriptNumbers()
         self._recording: BatchRecording | None = None
         self._summer: ClippedSummer | None = None
         self._token: object = None
@@ -227,7 +228,7 @@ class PrivateStep:
             batch,
             reduction=self._reduction,
             exact=self._exact,
-            factors=self._factors,
+            numbers=self._numbers,
         )
 
     def check_weights(self) -> None:
@@ -490,7 +491,6 @@ class PrivateStep:
         physical = recording.physical
         self._pending_batch.check(physical.logical)
         self._check_use(recording, untracked)
-        self._factors = recording.factors
         if physical.first:
             check_finite(self.layers)
             self._pipeline.preconditioning.refresh(self.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dpkfc.tracking.batch_rules import TOTAL_RULES, Answer, Operation, rule_for
@@ -31,7 +32,8 @@ def _add_totals(operation: Operation) -> Answer:
     first = totals[0]
     have_one_divisor = all(total.is_mean == first.is_mean for total in totals)
     operation.require(have_one_divisor, "a mean and a sum over the examples are added")
-    factor = sum(total.factor for total in totals)
+    # A change of one factor may not be made up for by another.
+    factor = math.hypot(*(total.factor for total in totals))
     entries = first.number / factor if factor else 1.0
     is_quotient = any(total.is_quotient for total in totals)
     return replace(first, entries=entries, is_quotient=is_quotient)

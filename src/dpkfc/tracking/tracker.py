@@ -46,6 +46,7 @@ from dpkfc.tracking.states import (
     Unknown,
     names_of_shapes,
 )
+from dpkfc.tracking.trace import Trace, trace_of
 
 _READS = split_names("_local_scalar_dense is_nonzero equal item allclose")
 # Operations in place whose result does not depend on the old values.
@@ -76,7 +77,10 @@ def _state_of_unseen(x: Tensor) -> State | None:
 
 
 class Tracker:
-    """Keep the state of every tensor of one forward pass over N >= 2 examples.
+    """Keep the state of every tensor of one forward pass over N examples.
+
+    In a batch of one nothing can mix. There a state only says that a tensor depends on it, or on an
+    earlier batch.
 
     Args:
         size: examples N.
@@ -89,7 +93,7 @@ class Tracker:
         altered: the first of them that does more than read values, or None.
         is_opaque: the batch holds values that are not tensors.
         has_shown: values of the examples were shown to the program.
-        scales: public numbers by which values of examples were multiplied or divided.
+        trace: what was done with the examples; None while it is not noted.
         pauses: how often following was stopped and not taken up again.
         open_calls: calls of functions of torch that run now.
         call: calls a function of torch in the place of the function mode; None calls it as it is.
@@ -108,7 +112,7 @@ class Tracker:
         self.altered: Unknown | None = None
         self.is_opaque = False
         self.has_shown = False
-        self.scales: list[float] = []
+        self.trace: Trace | None = None
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
         self._shown_numbers: set[float] = set()
@@ -260,6 +264,8 @@ class Tracker:
         for x in tree_leaves(batch):
             if not isinstance(x, Tensor):
                 self.is_opaque = self.is_opaque or x is not None
+            elif self.size == 1:
+                self.set_state(x, Total())
             elif x.shape[:1] == (self.size,):
                 self.set_state(x, BatchAxis(0))
             else:
@@ -451,8 +457,8 @@ class Tracker:
         answer = self._states_of_outputs(operation, states)
         if is_private:
             self._note_reads(operation)
-            if BatchAxis in states and operation.name in ("mul", "div"):
-                self.scales += [x for x in operation.args if isinstance(x, int | float)]
+            if BatchAxis in states and self.trace is not None:
+                self.trace += trace_of(operation)
         # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(operation.outputs, answer, strict=False):
             if state is None:
@@ -474,6 +480,8 @@ class Tracker:
         function = operation.function
         if Unknown in states:
             answer: Any = states[Unknown]
+        elif self.size == 1 and not states.keys().isdisjoint(PRIVATE):
+            answer = Total()
         elif self._has_shown_number(operation.args, operation.kwargs):
             answer = Unknown(str(function), "it computes with a number read of the examples")
         elif states.keys().isdisjoint((BatchAxis, Total)):

@@ -1,0 +1,65 @@
+"""Compare the numbers that an Opacus-shaped script uses from batch to batch.
+
+The lengths of a batch, its size among them, follow its examples. So does a number made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from dpkfc.tracking.trace import Trace
+
+_POWERS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+
+
+class ScriptNumbers:
+    """Hold the numbers that the first batch of a script has met, outside of the model."""
+
+    def __init__(self) -> None:
+        self._first: Any = None
+        # A number, a length, and the power of the length that the number has followed so far.
+        self._followed: set[tuple[int, int, float]] = set()
+
+    def check(self, factor: float, trace: Trace, lengths: Sequence[int], *, is_read: bool) -> None:
+        """Compare a batch with the first one.
+
+        Args:
+            factor: of each entry of an example in the loss.
+            trace: what the script did with the examples.
+            lengths: of the tensors of the batch.
+            is_read: whether the script may know values of the batch.
+
+        Raises:
+            ValueError: a number follows a length or values of the batch, or the factor differs.
+        """
+        numbers = [x for x in trace if isinstance(x, float)]
+        lengths = [max(1, x - less) for x in lengths for less in (0, 1)]
+        if self._first is None:
+            self._first = factor, trace, numbers, lengths
+            self._followed = set(product(range(len(numbers)), range(len(lengths)), _POWERS))
+        old_factor, old_trace, old_numbers, old_lengths = self._first
+        followed = set()
+        for i, k, power in self._followed:
+            if i < len(numbers) and k < len(lengths):
+                expected = old_numbers[i] * (lengths[k] / old_lengths[k]) ** power
+                if math.isclose(numbers[i], expected, rel_tol=1e-6):
+                    followed.add((i, k, power))
+        if any(lengths[k] != old_lengths[k] and numbers[i] for i, k, _ in followed):
+            raise ValueError(
+                "losses or inputs meet a number that follows a length of the batch, so each"
+                " example changes the others; use constants, and reduce losses by mean()"
+            )
+        self._followed = followed
+        if is_read and trace != old_trace:
+            raise ValueError(
+                "the loss is computed in another way than before, and values of the batch were"
+                " read; read them after loss.backward(), and batch tensors alone"
+            )
+        if not math.isclose(factor, old_factor, rel_tol=1e-6):
+            raise ValueError(
+                "the loss is divided by another number than in earlier batches; average each "
+                "example over its own positions, and divide by constants"
+            )
