@@ -103,26 +103,43 @@ def test_a_batch_larger_than_all_persons_is_refused_in_units(tmp_path):
     assert "expected_batch_size = 300 is more than the" in said and "units; choose" in said
 
 
-def test_predictions_do_not_replace_the_data(finished, tmp_path, monkeypatch):
+def test_predictions_and_exports_replace_no_other_file(finished, tmp_path, monkeypatch):
     folder, path = finished
-    content = path.read_bytes()
     monkeypatch.chdir(path.parent)
-    code, text = call_flat("predict", folder, "--data", path.name, "--out", path)
-    assert code == 2 and "is the file of --data; choose another" in text
-    assert path.read_bytes() == content
-    for words in (["predict", folder, "--data", path], ["export", folder, "--format", "torch"]):
-        for name in ("ledger.jsonl", "model.safetensors"):
-            kept = (folder / name).read_bytes()
-            code, text = call_flat(*words, "--out", folder / name)
-            assert code == 2 and "exists in the folder of the run; choose another" in text
-            assert (folder / name).read_bytes() == kept
+    predict, export = ("predict", folder, "--data", path.name), ("export", folder, "--format")
+    shutil.copy(path, tmp_path / "last_year.csv")
+    for words, out in (
+        (predict, path),
+        (predict, tmp_path / "last_year.csv"),
+        ((*export, "torch"), folder / "ledger.jsonl"),
+        ((*export, "safetensors"), tmp_path / "last_year.csv"),
+        ((*export, "registry"), path),
+    ):
+        content = out.read_bytes()
+        code, text = call_flat(*words, "--out", out)
+        assert code == 2 and "exists and would be lost; choose another name" in text
+        assert out.read_bytes() == content
+    for _ in range(2):
+        assert call(*predict, "--out", tmp_path / "again.csv").exit_code == 0
+
+
+def test_predictions_are_csv(finished, tmp_path):
+    folder, path = finished
+    for name in ("p.parquet", "p.xlsx", "model.safetensors"):
+        assert "give --out FILE.csv" in refuse(
+            "predict", folder, "--data", path, "--out", tmp_path / name
+        )
+    assert not list(tmp_path.glob("p.*"))
 
 
 def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path):
     folder, _ = finished
     new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])
     code, text = call_flat("predict", folder, "--data", new)
-    assert code == 2 and "new.csv: has no column 'sex'; its header has age" in text
+    assert code == 2 and "new.csv: has no column 'sex'; known: age" in text
+    wide = [f"laboratory_value_{number}" for number in range(300)]
+    said = refuse("predict", folder, "--data", write_rows(tmp_path / "wide.csv", [wide], wide))
+    assert "has no column 'age'; known: lab" in said and len(said.split(": ", 2)[2]) <= 160
     assert not Path("predictions.csv").exists()
 
 

@@ -180,8 +180,8 @@ def test_a_page_is_written_over_an_earlier_page_and_no_other_file(tmp_path):
     (tmp_path / "mine.html").write_text("mine")
     below = run / "config.toml" / "x"
     for wrong, message in (
-        (tmp_path / "mine.html", "was not written by"),
-        (tmp_path, "is a folder"),
+        (tmp_path / "mine.html", "exists and would be lost"),
+        (tmp_path, "Is a directory"),
         (below, "written"),
     ):
         with pytest.raises(RunFolderError, match=message):

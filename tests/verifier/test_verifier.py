@@ -316,6 +316,20 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path):
     assert done.exit_code == 2 and "--sector is for --format registry alone" in done.stderr
 
 
+def test_a_certificate_beside_the_card_replaces_neither_card_nor_report(copied, tmp_path):
+    """`--out RUN/card.pdf` would put its JSON in the place of the record for the registry."""
+    (tmp_path / "report.pdf").write_bytes(b"%PDF of somebody else")
+    for out in (copied / "card.pdf", copied / "privacy_card.pdf", tmp_path / "report.pdf"):
+        kept = {
+            path: path.read_bytes() for path in (out, out.with_suffix(".json")) if path.exists()
+        }
+        done = call("certify", copied, "--out", out)
+        assert done.exit_code == 2 and "exists and would be lost; choose another" in done.stderr
+        assert all(path.read_bytes() == content for path, content in kept.items())
+    for _ in range(2):
+        assert call("certify", copied).exit_code == 0
+
+
 def test_a_certificate_is_refused_where_there_is_nothing_to_sign(copied, tmp_path):
     with pytest.raises(ValueError, match="must be one line"):
         certify(copied, controller="two\nlines")

@@ -23,14 +23,14 @@ class RunFolderError(ValueError):
     """A run folder that cannot be written, is not empty, or is not one."""
 
 
-def check_out(out: Path, run: Path) -> None:
-    """Refuse to write over a file of a run.
+def check_out(out: Path, start: bytes = b"") -> None:
+    """Refuse to write over a file, but for one that has a start which is written anew.
 
     Raises:
-        RunFolderError: it is one.
+        RunFolderError: the file would be lost.
     """
-    if out.exists() and run.resolve() in out.resolve().parents:
-        raise RunFolderError(f"--out {out} exists in the folder of the run; choose another")
+    if out.is_file() and not (start and out.open("rb").read(len(start)) == start):
+        raise RunFolderError(f"--out {out} exists and would be lost; choose another name")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpkfc.app.run_folder import check_out
 from dpkfc.terminal import print_line
 
 
@@ -46,6 +47,10 @@ def certify(
     }
     given = {name: value for name, value in fields.items() if value}
     path = out or run / "certificate.pdf"
+    record = path.with_suffix(".json")
+    check_out(record, b'{\n  "certificate"')
+    if not record.exists():
+        check_out(path)
     content = write(run, path, given)
-    print_line(f"certificate: {path}, and {path.with_suffix('.json').name} for dpkfc-verify")
+    print_line(f"certificate: {path}, and {record.name} for dpkfc-verify")
     print_line(f"fingerprint of ledger and weights: {content['fingerprint']}")

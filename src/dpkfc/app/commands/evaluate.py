@@ -32,9 +32,9 @@ def predict(
     from dpkfc.app.owndata.display import print_shares
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
 
-    if out.resolve() == data.resolve():
-        raise ConfigError(f"--out {out} is the file of --data; choose another")
-    check_out(out, run)
+    if out.suffix.lower() != ".csv":
+        raise ConfigError(f"predictions are CSV, got --out {out}; give --out FILE.csv")
+    check_out(out, b"" if out.resolve() == data.resolve() else b"record,")
     trained = load_run(run)
     records = read_records(trained, data, run)
     count = write_predictions(trained, records, out)
@@ -113,7 +113,7 @@ def export_run(
         justification: For the registry: why these settings were chosen.
     """
     if out is not None:
-        check_out(out, run)
+        check_out(out)
     stated = {"sector": sector, "actors": actors, "justification": justification}
     given = {name: value for name, value in stated.items() if value}
     if form == "registry":

@@ -18,12 +18,17 @@ from dpkfc.app.html.contents import Contents, read_all
 from dpkfc.app.html.figures import plot_accuracy, plot_learning, plot_spending
 from dpkfc.app.html.groups import RunGroup, assign_styles, comparable_panels, group_runs
 from dpkfc.app.html.texts import count_text, delta_text, epsilon_text, score_text
-from dpkfc.app.run_folder import RunFolderError, write_text
+from dpkfc.app.run_folder import check_out, write_text
 from dpkfc.privacy.ledger_lines import version
 from dpkfc.report.card_files import to_markdown
 from dpkfc.report.text import plain
 
-GENERATOR = "dpkfc report"
+# What every page begins with, so that an earlier one is known.
+_START = b"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="generator" content="dpkfc report"""
 _MOST_ANSWERS = 24
 _MOST_FOLDERS = 60
 _MOST_WARNINGS = 40
@@ -51,21 +56,11 @@ def write_page(
 
     Raises:
         ValueError: nothing can be shown.
-        RunFolderError: the file cannot be written, or was not written by `dpkfc report`.
+        RunFolderError: the file cannot be written, or is not an earlier report.
     """
     out = Path(out)
     contents = read_all(paths)
-    try:
-        if out.is_dir():
-            raise RunFolderError(f"{out} is a folder; give the name of an HTML file with --out")
-        if out.exists() and GENERATOR.encode() not in out.open("rb").read(400):
-            raise RunFolderError(
-                f"{out} was not written by `dpkfc report`, so it is left as it is; choose another"
-                " --out"
-            )
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunFolderError(f"{out} cannot be written ({reason}); choose another --out") from None
+    check_out(out, _START)
     write_text(out, build(contents, title))
     return contents
 
@@ -90,7 +85,7 @@ def build(contents: Contents, title: str) -> str:
     script = _asset(environment, "page.js")
     return environment.get_template("page.html").render(
         title=title,
-        generator=f"{GENERATOR} {version('dpkfc')}",
+        version=version("dpkfc"),
         contents=contents,
         styles=styles,
         uncertified=len(uncertified),

@@ -18,7 +18,7 @@ from dpkfc.app.owndata.csv_heading import read_heading
 from dpkfc.app.owndata.packages import describe
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.table_files import DELIMITED, STORED, check_table, open_file, suffix_of
-from dpkfc.app.toml import nearest, shorten
+from dpkfc.app.toml import nearest
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,16 @@ class Header:
         """Refuse names that the file lacks or has twice.
 
         Raises:
-            DatasetError: naming the file, the name and all columns.
+            DatasetError: naming the file, the name, and the nearest column or the columns.
         """
         for name in wanted:
             count = list(self.names).count(name)
             if name and count > 1:
                 raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
             if not name or not count:
-                known = [*filter(None, self.names)]
-                close = nearest(name, known)
-                hint = f" ({close})" if close.startswith("did you mean") else ""
+                known = nearest(name, filter(None, self.names))
                 raise DatasetError(
-                    f"{path}: has no column {name!r}{hint}; its header has {shorten(known, 2000)};"
-                    " check names and delimiter of the schema"
+                    f"{path}: has no column {name!r:.40}; {known}; check header and delimiter"
                 )
 
 
