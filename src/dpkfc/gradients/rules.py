@@ -163,15 +163,8 @@ def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
 
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
-    b = call.gradient
-    b = b.reshape(batch_size, -1, b.shape[-1])
-    if "weight" not in layer.parameters:
-        # Only the bias trains: the input is the homogeneous coordinate alone.
-        ones = torch.ones_like(b[..., :1])
-        return Outer(ones, b)
-    x = call.input.to(b.dtype)
-    a = x.reshape(batch_size, -1, x.shape[-1])
-    return Outer(a, b, homogeneous="bias" in layer.parameters)
+    x = call.input if "weight" in layer.parameters else None
+    return Outer.of_rows(x, call.gradient, batch_size, homogeneous="bias" in layer.parameters)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
@@ -183,10 +176,8 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
 
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
-    ids = call.input.reshape(batch_size, -1)
-    b = call.gradient.reshape(*ids.shape, module.embedding_dim)
-    lookup = Lookup(ids.long(), b, module.num_embeddings)
-    return lookup.drop_row(module.padding_idx)
+    rows, padding = module.num_embeddings, module.padding_idx
+    return Lookup.of_rows(call.input, call.gradient, batch_size, rows, padding)
 
 
 def _make_tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:

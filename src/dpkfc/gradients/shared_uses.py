@@ -123,10 +123,8 @@ class WeightUse:
             a = a.to(b.dtype)
             of_weight = a.mT @ b if product.crosswise else b.mT @ a
         else:
-            ids = a.reshape(size, -1).long()
-            b = b.reshape(size, ids.shape[1], -1)
-            lookup = Lookup(ids, b, len(product.weight))
-            of_weight = lookup.drop_row(product.padding).per_example()
+            lookup = Lookup.of_rows(a, b, size, len(product.weight), product.padding)
+            of_weight = lookup.per_example()
         gradients = {}
         for p, g in ((product.weight, of_weight), (product.bias, b.sum(1))):
             name = self.names.get(id(p))

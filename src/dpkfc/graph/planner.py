@@ -188,7 +188,7 @@ class Planner:
         entries = math.prod(shape) // shape[axis.dim]
         # A repetition of other dimensions too, or of several entries, is differentiated again.
         is_alone = entries == math.prod(operand.shape)
-        return Rows(site.node, axis, operand) if is_alone else None
+        return Rows(site.node, axis, [operand]) if is_alone else None
 
     def _rows(self, site: Site) -> list[AnySite]:
         """Give every operand of an elementwise operation a row for each example."""
@@ -206,7 +206,7 @@ class Planner:
             size = values[batched].shape[own.dim]
             values[rows] = expand_rows(values[node], site.rank, axis.dim, size)
             site.node.replace_input_with(node, rows)
-            found.append(Rows(rows, axis, operand))
+            found.append(Rows(rows, axis, [operand]))
         return found
 
     def _plan_other(self, site: Site) -> Other:

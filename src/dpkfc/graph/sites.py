@@ -111,24 +111,21 @@ class Product(_WeightAndBias):
     def _rows(self, x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         if not self.is_left:
             x, axis = x.mT, axis.move(1 - axis.dim)
-        rows = example_first(x, axis, size)
-        return rows.reshape(size, -1, x.shape[-1])
+        return example_first(x, axis, size)
 
     def outer(self, run: Pass, *, has_bias: bool) -> Outer:
         """Return the block of a layer, whose bias is the addend."""
+        x = None if self.weight is None else self._rows(run.tensors[self.x], self.axis, run.size)
         b = self._rows(run.gradient(self.output), self.output_axis, run.size)
-        if self.weight is None:
-            return Outer(torch.ones_like(b[..., :1]), b)
-        a = self._rows(run.tensors[self.x], self.axis, run.size).to(b.dtype)
-        return Outer(a, b, homogeneous=has_bias)
+        return Outer.of_rows(x, b, run.size, homogeneous=has_bias)
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
+        outer = self.outer(run, has_bias=False)
         if operand is self.weight:
-            g = self.outer(run, has_bias=False).per_example()
+            g = outer.per_example()
             return g.mT if self.is_left else g
-        b = self._rows(run.gradient(self.output), self.output_axis, run.size)
-        return _fold(b.sum(1), operand.shape)
+        return _fold(outer.b.sum(1), operand.shape)
 
 
 @dataclass(frozen=True)
@@ -165,33 +162,22 @@ class Convolution(_WeightAndBias):
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """A lookup in a table."""
+class Embedding(_WeightAndBias):
+    """A lookup of rows x in a table."""
 
     output: fx.Node
-    ids: fx.Node
+    x: fx.Node
     axis: BatchAxis
     output_axis: BatchAxis
     weight: Operand
     padding: int | None
-
-    @property
-    def needs(self) -> list[fx.Node]:
-        """Return the nodes whose values are kept."""
-        return [self.ids]
-
-    @property
-    def operands(self) -> list[Operand]:
-        """Return the operands that are trained."""
-        return [self.weight]
+    bias: None = None
 
     def lookup(self, run: Pass) -> Lookup:
         """Return the block of a layer."""
-        ids = example_first(run.tensors[self.ids], self.axis, run.size)
-        ids = ids.reshape(run.size, -1).long()
+        ids = example_first(run.tensors[self.x], self.axis, run.size)
         b = example_first(run.gradient(self.output), self.output_axis, run.size)
-        b = b.reshape(run.size, ids.shape[1], -1)
-        return Lookup(ids, b, self.weight.shape[0]).drop_row(self.padding)
+        return Lookup.of_rows(ids, b, run.size, self.weight.shape[0], self.padding)
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
@@ -238,22 +224,14 @@ class Rows:
     Attributes:
         output: the operand with these rows.
         axis: of it.
-        operand: the operand.
+        operands: the operand.
+        needs: no nodes.
     """
 
     output: fx.Node
     axis: BatchAxis
-    operand: Operand
-
-    @property
-    def needs(self) -> list[fx.Node]:
-        """Return the nodes whose values are kept."""
-        return []
-
-    @property
-    def operands(self) -> list[Operand]:
-        """Return the operands that are trained."""
-        return [self.operand]
+    operands: Sequence[Operand]
+    needs: Sequence[fx.Node] = ()
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
@@ -270,7 +248,8 @@ class Other:
         args: its arguments; sizes that grow with the batch are the sizes of one example.
         axes: of the batched operands.
         output_axes: by the place of the output.
-        trained: the operands.
+        operands: those that are trained.
+        public: other operands without a batch.
     """
 
     outputs: Mapping[int, fx.Node]
@@ -278,7 +257,7 @@ class Other:
     args: tuple[Any, Any]
     axes: Mapping[fx.Node, BatchAxis]
     output_axes: Mapping[int, BatchAxis]
-    trained: Sequence[Operand]
+    operands: Sequence[Operand]
     public: Sequence[fx.Node]
 
     @property
@@ -289,16 +268,11 @@ class Other:
     @property
     def needs(self) -> list[fx.Node]:
         """Return the nodes whose values are kept."""
-        return [*self.axes, *self.public, *(x.node for x in self.trained)]
-
-    @property
-    def operands(self) -> list[Operand]:
-        """Return the operands that are trained."""
-        return list(self.trained)
+        return [*self.axes, *self.public, *(x.node for x in self.operands)]
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
-        values = [run.tensors[x.node].detach() for x in self.trained]
+        values = [run.tensors[x.node].detach() for x in self.operands]
         rows = [one_example_a_row(run.tensors[x], a, run.size) for x, a in self.axes.items()]
         arrived = {}
         for place, node in self.outputs.items():
@@ -310,7 +284,7 @@ class Other:
             def compute(*trained: Tensor) -> list[Tensor]:
                 known = {x: run.tensors[x] for x in self.public}
                 known |= dict(zip(self.axes, example, strict=True))
-                known |= {x.node: y for x, y in zip(self.trained, trained, strict=True)}
+                known |= {x.node: y for x, y in zip(self.operands, trained, strict=True)}
                 args, kwargs = fx.node.map_arg(self.args, known.__getitem__)
                 result = self.function(*args, **kwargs)
                 every = result if isinstance(result, (list, tuple)) else [result]
@@ -322,7 +296,7 @@ class Other:
 
         with torch.enable_grad():
             found = torch.vmap(differentiate)(rows, list(arrived.values()))
-        place = [x is operand for x in self.trained].index(True)
+        place = [x is operand for x in self.operands].index(True)
         return raise_precision(found[place].detach())
 
 

@@ -276,6 +276,15 @@ class Outer(_Block):
     homogeneous: bool = False
     kind: ClassVar[str] = "outer"
 
+    @classmethod
+    def of_rows(cls, x: Tensor | None, b: Tensor, size: int, *, homogeneous: bool) -> Outer:
+        """Return the block of features `[size, ..., d_in]`, None where only a bias trains."""
+        b = b.reshape(size, -1, b.shape[-1])
+        if x is None:
+            # The input is the homogeneous coordinate alone.
+            return cls(torch.ones_like(b[..., :1]), b)
+        return cls(x.to(b.dtype).reshape(size, -1, x.shape[-1]), b, homogeneous=homogeneous)
+
     @property
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
@@ -492,6 +501,17 @@ class Lookup(_Block):
     kind: ClassVar[str] = "lookup"
     groups: ClassVar[int] = 1
 
+    @classmethod
+    def of_rows(
+        cls, ids: Tensor, b: Tensor, size: int, num_rows: int, padding: int | None
+    ) -> Lookup:
+        """Return the block of `[size, ...]`, where the row of padding has no gradients."""
+        ids = ids.reshape(size, -1).long()
+        b = b.reshape(*ids.shape, b.shape[-1])
+        if padding is not None:
+            b = b.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+        return cls(ids, b, num_rows)
+
     @property
     def d_in(self) -> int:
         """Return the rows of the table."""
@@ -546,14 +566,6 @@ class Lookup(_Block):
         """Add rows `[N, T, d_out]` at `ids` to `[num_rows, d_out]` in place, and return it."""
         ids = self.ids.flatten()
         return total.index_add_(0, ids, rows.flatten(0, 1))
-
-    def drop_row(self, row: int | None) -> Lookup:
-        """Return the block without the gradients of one row, such as padding's."""
-        if row is None:
-            return self
-        is_dropped = (self.ids == row).unsqueeze(-1)
-        b = self.b.masked_fill(is_dropped, 0.0)
-        return replace(self, b=b)
 
     def scale_rows(self, metric: Eigenbasis) -> Lookup:
         """Return a lookup whose gradients have the norms of this one's in a metric.
