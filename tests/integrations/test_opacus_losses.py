@@ -5,7 +5,7 @@ what else it does to them.
 import copy
 import gc
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dpkfc.integrations._opacus_numbers import ScriptNumbers
 from tests.integrations.opacus_cases import (
     B,
     backward,
@@ -385,6 +386,16 @@ def test_numbers_of_a_list_of_the_batch_are_refused():
     _, model, optimizer, batches = private(data_loader=loader(collate_fn=collate), verify=False)
     with pytest.raises(ValueError, match="batch tensors alone"):
         train(model, optimizer, batches, criterion=lambda out, y: (out / (1 + y.count(0))).mean())
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_only_a_third_length_tells_a_schedule_from_a_scaled_length(size):
+    numbers = ScriptNumbers()
+    for step in (1, 2):
+        numbers.check(1.0, ["mul", 0.1 * step], [2 * step], is_read=False)
+    follows = pytest.raises(ValueError, match="follows a length") if size == 3 else nullcontext()
+    with follows:
+        numbers.check(1.0, ["mul", 0.1 * 3], [2 * size], is_read=False)
 
 
 def test_a_schedule_and_a_random_flip_are_taken():

@@ -396,7 +396,8 @@ class BatchRecording:
         """Record, before a call of the model, whether the script altered its batch."""
         if self.size > 1:
             self._altered = self._altered or self.tracker.altered
-            self._trace = list(self.tracker.trace or ())
+            # The model itself is compared in batches of several sizes.
+            self._trace, self.tracker.trace = self.tracker.trace or self._trace, None
             self._has_shown = self.tracker.has_shown
 
     def end_forward(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
@@ -404,7 +405,6 @@ class BatchRecording:
         self.forwards += 1
         if self.size < 2:
             return None
-        # The model itself is compared in batches of several sizes.
         self.tracker.trace = self._trace
         self.exact = (
             self.exact

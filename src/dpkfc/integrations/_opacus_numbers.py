@@ -20,8 +20,9 @@ class ScriptNumbers:
 
     def __init__(self) -> None:
         self._first: Any = None
-        # A number, a length, and the power of the length that the number has followed so far.
-        self._followed: set[tuple[int, int, float]] = set()
+        # A number, a length, and the power of the length that the number has followed so far, with
+        # the values that the length had.
+        self._followed: dict[tuple[int, int, float], set[int]] = {}
 
     def check(self, factor: float, trace: Trace, lengths: Sequence[int], *, is_read: bool) -> None:
         """Compare a batch with the first one.
@@ -39,19 +40,24 @@ class ScriptNumbers:
         lengths = [max(1, x - less) for x in lengths for less in (0, 1)]
         if self._first is None:
             self._first = factor, trace, numbers, lengths
-            self._followed = set(product(range(len(numbers)), range(len(lengths)), _POWERS))
+            of_each = product(range(len(numbers)), range(len(lengths)), _POWERS)
+            self._followed = {of: {lengths[of[1]]} for of in of_each}
         old_factor, old_trace, old_numbers, old_lengths = self._first
-        followed = set()
-        for i, k, power in self._followed:
-            if i < len(numbers) and k < len(lengths):
-                expected = old_numbers[i] * (lengths[k] / old_lengths[k]) ** power
-                if math.isclose(numbers[i], expected, rel_tol=1e-6):
-                    followed.add((i, k, power))
-        if any(lengths[k] != old_lengths[k] and numbers[i] for i, k, _ in followed):
-            raise ValueError(
-                "losses or inputs meet a number that follows a length of the batch, so each"
-                " example changes the others; use constants, and reduce losses by mean()"
-            )
+        followed = {}
+        for (i, k, power), values in self._followed.items():
+            if i >= len(numbers) or k >= len(lengths):
+                continue
+            expected = old_numbers[i] * (lengths[k] / old_lengths[k]) ** power
+            if not math.isclose(numbers[i], expected, rel_tol=1e-6):
+                continue
+            followed[i, k, power] = values | {lengths[k]}
+            # A number of a schedule may grow as a length does by chance, but hardly twice.
+            is_power = math.isclose(numbers[i], lengths[k] ** power, rel_tol=1e-6)
+            if numbers[i] and len(followed[i, k, power]) > (1 if is_power else 2):
+                raise ValueError(
+                    "losses or inputs meet a number that follows a length of the batch, so each"
+                    " example changes the others; use constants, and reduce losses by mean()"
+                )
         self._followed = followed
         if is_read and trace != old_trace:
             raise ValueError(
