@@ -15,9 +15,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 313_267,
-    "app": 118_856,
-    "papers": 93_675,
-    "benchmarks": 50_149,
+    "app": 118_708,
+    "papers": 93_231,
+    "benchmarks": 50_143,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}

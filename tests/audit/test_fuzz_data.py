@@ -102,7 +102,7 @@ def test_an_array_of_objects_is_refused_by_its_header(tmp_path):
         path.write_bytes(_zip({f"{name}.npy": _npy(array) for name, array in arrays.items()}))
         with pytest.raises(
             ValueError,
-            match=r"train\.npz: is not a whole npz file \(\w\.npy does not hold plain numbers\)",
+            match=r"train\.npz: is not a whole npz file \(\w\.npy does not hold plain numbers: Obj",
         ):
             read_cifar(path)
 

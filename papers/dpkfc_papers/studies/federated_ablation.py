@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpkfc_papers.studies.harness import RESULTS, data_parser, interval, markdown
+from dpkfc_papers.studies.harness import RESULTS, interval, markdown, run_script
 
 PATH = RESULTS / "federated_ablation.json"
 RHOS = (0.1, 0.5, 1.0, 2.0)
@@ -84,21 +83,6 @@ def table() -> str:
 
 def _gain(above: list[float], below: list[float]) -> float:
     return statistics.mean(above) - statistics.mean(below)
-
-
-def run_script(
-    description: str | None, run: Callable[[Path, str], None], show: Callable[[], str]
-) -> int:
-    """Read the command line of a script on features, run what is missing, and print the table."""
-    parser = data_parser(description)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/federated/features"), help="folder of the features"
-    )
-    arguments = parser.parse_args()
-    if not arguments.table:
-        run(arguments.out, arguments.data_dir)
-    print(show() or "nothing has been run yet")
-    return 0
 
 
 if __name__ == "__main__":

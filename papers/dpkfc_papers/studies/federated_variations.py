@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc_papers.store import Store, StudyRun, make_missing
-from dpkfc_papers.studies.federated_ablation import run_script
 from dpkfc_papers.studies.harness import (
     RESULTS,
     compare_means,
@@ -30,6 +29,7 @@ from dpkfc_papers.studies.harness import (
     half_interval,
     interval,
     markdown,
+    run_script,
     sheet,
 )
 

@@ -27,7 +27,6 @@ from torch import nn
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc_papers.store import Store, StudyRun, make_missing
-from dpkfc_papers.studies.federated_ablation import run_script
 from dpkfc_papers.studies.generation_model import (
     BATCH,
     BLOCKS,
@@ -53,7 +52,7 @@ from dpkfc_papers.studies.generation_texts import (
     score,
     score_cider,
 )
-from dpkfc_papers.studies.harness import RESULTS, interval, markdown, stamp
+from dpkfc_papers.studies.harness import RESULTS, interval, markdown, run_script, stamp
 
 PATH = RESULTS / "generation.json"
 SEEDS, EPSILONS = (0, 1, 2), (3.0, 8.0)

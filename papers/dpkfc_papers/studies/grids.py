@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,32 @@ def _describe_point(point: Settings) -> str:
         f"{name} = {value}" if isinstance(value, str) else f"{name} = {value:g}"
         for name, value in point.items()
     )
+
+
+def make_runs(
+    path: Path, stages: Callable[[Any], Iterable[Iterable[Any]]], folder: Path, data_dir: str
+) -> None:
+    """Make the runs that are missing; each is on the disk before the next starts.
+
+    Args:
+        path: of the results.
+        stages: as of `make_missing`.
+        folder: of ledgers.
+        data_dir: of the data sets.
+    """
+    import torch
+
+    from dpkfc_papers.public_examples import study_place
+    from dpkfc_papers.store import make_missing
+
+    torch.set_num_threads(1)
+
+    def execute(run: Any) -> dict[str, Any]:
+        started = time.process_time()
+        row = run.find_measure()(run, study_place(folder, data_dir))
+        return {**row, "cpu_seconds": round(time.process_time() - started, 1)}
+
+    make_missing(path, stages, execute)
 
 
 def main() -> int:

@@ -290,6 +290,22 @@ def figures(
     return 0
 
 
+def run_script(
+    description: str | None,
+    run: Callable[[Path, str], None],
+    show: Callable[[], str],
+    out: str = "runs/federated/features",
+) -> int:
+    """Read the command line of a script with a folder, run what is missing, and print the table."""
+    parser = data_parser(description)
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of ledgers or features")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        run(arguments.out, arguments.data_dir)
+    print(show() or "nothing has been run yet")
+    return 0
+
+
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark whose measurements are cells of a study."""
     parser = data_parser(description)

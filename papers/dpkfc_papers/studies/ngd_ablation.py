@@ -12,14 +12,14 @@ a printed one: only the order of the variations is.
 
 from __future__ import annotations
 
+import functools
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from dpkfc_papers.store import Store
 from dpkfc_papers.studies import grids
-from dpkfc_papers.studies.harness import make_parser
+from dpkfc_papers.studies.harness import run_script
 
 PATH = grids.RESULTS / "ngd.json"
 GRID = grids.GRIDS["ngd"]
@@ -134,23 +134,6 @@ def measure_until_failure(run: Any, place: Any, judge: Any = None) -> dict[str, 
     return {**row, "accuracies": evaluated}
 
 
-def execute(folder: Path, data_dir: str) -> None:
-    """Make the runs that are missing; each is on the disk before the next starts."""
-    import torch
-
-    from dpkfc_papers.public_examples import study_place
-    from dpkfc_papers.store import make_missing
-
-    torch.set_num_threads(1)
-
-    def execute_one(run: Any) -> dict[str, Any]:
-        started = time.process_time()
-        row = run.find_measure()(run, study_place(folder, data_dir))
-        return {**row, "cpu_seconds": round(time.process_time() - started, 1)}
-
-    make_missing(PATH, stages, execute_one)
-
-
 def values(store: Any, method: str, varied: Settings | None = None) -> list[float]:
     """Return test accuracies in percent, a seed each, of what has been run."""
     found = []
@@ -163,12 +146,8 @@ def values(store: Any, method: str, varied: Settings | None = None) -> list[floa
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets")
-    parser.add_argument("--out", type=Path, default=Path("runs/ngd"), help="folder of ledgers")
-    arguments = parser.parse_args()
-    execute(arguments.out, arguments.data_dir)
-    return 0
+    run = functools.partial(grids.make_runs, PATH, stages)
+    return run_script(__doc__, run, lambda: grids.table("ngd", Store(PATH)), "runs/ngd")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
 """Arrays of plain numbers from `.npz` files, which are zip archives of `.npy` files.
 
-An array is checked before it is read: its header must describe numbers and promise exactly the
-bytes that the archive holds. Anything else that numpy can store, such as Python objects, is
-refused.
+An array must hold exactly the bytes that its header promises. Anything else that numpy can store,
+such as Python objects, is refused.
 """
 
 from __future__ import annotations
 
 import lzma
-import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
@@ -59,26 +56,15 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
     """Return one array, or raise a ValueError that says what is wrong with it."""
-    with archive.open(member) as file:
-        shape, is_fortran, dtype = _read_header(file, member)
-        size = math.prod(shape) * dtype.itemsize
-        if archive.getinfo(member).file_size - file.tell() != size:
-            raise ValueError(f"{member} is shorter or longer than its header says")
-        content = file.read()
-    if len(content) != size:
-        raise ValueError(f"{member} is cut short")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
-
-
-def _read_header(file: IO[bytes], member: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape, whether numbers lie in Fortran's order, and their type."""
     try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("another version")
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        with archive.open(member) as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            has_more = bool(file.read(1))
     # A stranger's bytes can raise any exception in the parser.
-    except Exception:
-        raise ValueError(f"{member} is not an npy file of version 1") from None
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise ValueError(f"{member} does not hold plain numbers")
-    return shape, is_fortran, dtype
+    except Exception as error:
+        raise ValueError(f"{member} does not hold plain numbers: {error}") from None
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise ValueError(f"{member} does not hold plain numbers: it holds {array.dtype}")
+    if has_more:
+        raise ValueError(f"{member} is longer than its header says")
+    return array

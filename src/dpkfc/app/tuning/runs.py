@@ -312,6 +312,7 @@ def _row(run: Run, prepared: Any, result: Any, folder: RunFolder, wall: float) -
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
+        "bands": plan.bands,
         "accountant": plan.accountant,
         "sampler": plan.sampler.describe()["name"],
         "neighbouring_relation": plan.neighbouring_relation,
