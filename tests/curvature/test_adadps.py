@@ -33,7 +33,7 @@ def moments_by_autograd(config, model, step=0):
     run = config.probe_spec(step)
     x, y = run.probe.sample(run.size, public_generator(run.seed, step))
     parameters, found = dict(model.named_parameters()), []
-    for rows in torch.arange(run.size).split(run.chunk):
+    for rows in torch.arange(run.size).split(run.within):
         loss = F.cross_entropy(model(x[rows].double()), y[rows])
         found.append([g.square() for g in torch.autograd.grad(loss, list(parameters.values()))])
     return {name: torch.stack([f[i] for f in found]).mean(0) for i, name in enumerate(parameters)}
@@ -43,9 +43,10 @@ def matrix(v, layer):
     return torch.cat([v[f"{layer}.weight"], v[f"{layer}.bias"].unsqueeze(1)], 1)
 
 
+@pytest.mark.parametrize("chunk", [64, 7])
 @pytest.mark.parametrize("batch_size", [10, 40, None, 15])
-def test_the_metric_is_the_formula(batch_size):
-    model, config = net(), ada(batch_size=batch_size, scale="raw")
+def test_the_metric_is_the_formula(batch_size, chunk):
+    model, config = net(), ada(batch_size=batch_size, chunk=chunk, scale="raw")
     built = config.build(model, capture, 0, rules_of(model))
     v = moments_by_autograd(config, model)
     assert config.probe_spec(0).size == {10: 40, 40: 40, None: 40, 15: 30}[batch_size]

@@ -121,6 +121,19 @@ def test_float32_bases_say_how_far_from_orthonormal_they_are():
     matrix = dense(basis).double()
     error = torch.linalg.matrix_norm(matrix.T @ matrix - torch.eye(6), 2)
     assert 0 < float(error) <= basis.metric.defect < 1e-5
+    # Of several groups it is the largest.
+    basis = build(mlp(), gep(groups=2))
+    matrix = dense(basis).double()
+    error = matrix.T @ matrix - torch.eye(6)
+    norms = [error[s.columns, s.columns].norm() for s in basis.metric.spans.values()]
+    assert norms[0] != norms[1] and basis.metric.defect == pytest.approx(float(max(norms)))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_directions_do_not_depend_on_the_size_of_gradients(size):
+    group = _Group({"a": {"": (3, 4)}}, 2)
+    image = randn(2, 12).float()
+    torch.testing.assert_close(group.orthonormalize(image * size), group.orthonormalize(image))
 
 
 def test_layers_without_a_public_gradient_still_get_orthonormal_directions():

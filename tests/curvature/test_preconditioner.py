@@ -114,6 +114,11 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
     )
 
 
+def test_a_probe_without_a_gradient_leaves_norms_as_they_are():
+    kfac = make_kfac(loss=lambda output, _: 0 * output.sum(1))
+    assert kfac.build(mlp(), capture, 0).scale == 1.0
+
+
 def test_a_table_that_is_called_on_no_position_has_no_signal():
     kfac = make_kfac(probe=token_ids(rows=6, length=9), sides="input")
     built = kfac.build(UnreadTable(), capture, 0)
@@ -156,6 +161,7 @@ class _Noisy(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("seen", torch.zeros(0))
+        self.register_buffer("sparse", torch.eye(2).to_sparse())
 
     def forward(self, x):
         self.calls += 1

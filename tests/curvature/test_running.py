@@ -93,6 +93,16 @@ def test_distances_are_those_of_matrices(counts, first, second):
     assert measure_distance(one, one) == pytest.approx(0, abs=1e-7)
 
 
+def test_distances_count_a_trace_without_rows():
+    """What is left out of the first pairs is spread evenly over all directions."""
+    one, other = (replace(sums_of(n, {}, n), rest=rest) for n, rest in ((2, 1.5), (3, 4.0)))
+    a, b = (sums_of(n, {}, n) for n in (2, 3))
+    a, b = (matrix_of(x) * x.count + torch.eye(6) * rest / 6 for x, rest in ((a, 1.5), (b, 4.0)))
+    a, b = a / a.trace(), b / b.trace()
+    expected = torch.linalg.matrix_norm(a - b) / torch.linalg.matrix_norm(a)
+    assert measure_distance(one, other) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_distances_of_empty_sides():
     empty = FactorAccumulator(6)
     empty.add(torch.zeros(9, 6), 9)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import NGD, AdaDPS, FeatureNoise, PrivateOracle, PublicData
 from dpkfc.curvature.base import PreconditionerState
+from dpkfc.curvature.changed_factors import combine_factors
 from dpkfc.linalg.metric import Kronecker
 from dpkfc.report.card import CardFacts, build_card, stamp
 from dpkfc.report.card_files import to_markdown
@@ -46,6 +47,13 @@ def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other():
         assert _distance(sides["input"], alone[0][name].sides["input"]) < 1e-12
         assert _distance(sides["output"], alone[1][name].sides["output"]) < 1e-12
         assert _distance(sides["input"], alone[1][name].sides["input"]) > 0.1
+
+
+def test_a_layer_that_one_probe_alone_reaches_takes_both_factors_of_that_probe():
+    factors = kfac(probe=FeatureNoise(12)).factors(net(), capture)
+    one = {"0": factors["0"]}
+    assert combine_factors(factors, one)["2"] is factors["2"]
+    assert combine_factors(one, factors)["2"] is factors["2"]
 
 
 def _distance(one, other):

@@ -129,6 +129,7 @@ def test_a_state_without_one_of_its_tensors_is_an_error():
 
 
 def test_the_description_is_json_and_states_the_source():
+    assert make_kfac(layer_rules=["linear"]) == make_kfac(layer_rules=("linear",))
     described = json.loads(json.dumps(make_kfac(layer_rules=["linear"]).describe()))
     assert described["uses_private_data"] is False and described["curvature_source"] == "synthetic"
     assert described["layer_rules"] == ["linear"] and described["probe"]["kind"] == "FeatureNoise"

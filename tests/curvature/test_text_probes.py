@@ -89,14 +89,18 @@ def _loop(model, kfac, name):
         (b,) = torch.autograd.grad(loss, seen["z"])
         a = seen["a"].flatten(0, -2)
         a = torch.cat([a, a.new_ones(len(a), 1)], 1) if layer.bias is not None else a
-        a_sum, g_sum = a_sum + a.T @ a, g_sum + b.flatten(0, -2).T @ b.flatten(0, -2)
+        b = b.flatten(0, -2)
+        if kfac.sharing == "reduce":
+            a, b = a.mean(0, keepdim=True), b.sum(0, keepdim=True)
+        a_sum, g_sum = a_sum + a.T @ a, g_sum + b.T @ b
         positions += len(a)
     return a_sum / kfac.probe_size, g_sum / positions
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_factors_on_padded_texts_are_those_of_a_loop_over_unpadded_ones(pooled):
-    model, kfac = Tagger(pooled=pooled).double(), _kfac()
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_factors_on_padded_texts_are_those_of_a_loop_over_unpadded_ones(pooled, sharing):
+    model, kfac = Tagger(pooled=pooled).double(), _kfac(sharing=sharing)
     factors = _build(model, kfac, factors=True)
     for name in ("query", "key", "value", "head"):
         a, g = _loop(model, kfac, name)

@@ -10,9 +10,11 @@ from dpkfc.linalg.blocks import (
     Lookup,
     MaterializedGradients,
     Outer,
+    PerExample,
     Tied,
     roundoff,
 )
+from dpkfc.linalg.linear_norms import rounding_of_second_pass
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norm_bounds import MAX_ROUNDING_FRACTION
 from dpkfc.linalg.norms import per_example_norms
@@ -184,6 +186,77 @@ def test_the_slack_of_a_tied_weight_in_an_eigenbasis_counts_uses_and_rotations()
     norm = per_example_norms(block, Eigenbasis(torch.ones(rows, d))).norms
     units = (norm / 3 - 1) / roundoff(c)
     assert 3 + 8 * math.sqrt(d + rows) <= float(units) <= 6 + 8 * math.sqrt(d + rows) * 1.01
+
+
+def test_the_slack_of_a_tied_weight_in_a_dense_metric_counts_uses_and_the_map():
+    d, rows = 40, 60
+    c, b = torch.eye(d)[:1].view(1, 1, d), torch.eye(rows)[:1].view(1, 1, rows)
+    block = Tied(Lookup(torch.zeros(1, 2).long(), c.repeat(1, 2, 1), rows), Outer(c, b))
+    norm = per_example_norms(block, Kronecker(Dense(torch.eye(d), 1.0)), "materialised").norms
+    units = (norm / 3 - 1) / roundoff(c)
+    terms = 3 + 4 * (math.sqrt(d) + math.sqrt(rows)) + 2 * math.sqrt(d * rows)
+    assert float(units) == pytest.approx(terms, rel=1e-3)
+
+
+def test_the_slack_of_a_table_counts_a_map_of_its_columns():
+    d = 40
+    block = Lookup(torch.zeros(1, 1).long(), torch.eye(d)[:1].view(1, 1, d), 5)
+    plain = per_example_norms(block, Kronecker()).norms
+    mapped = per_example_norms(block, Kronecker(output=Dense(torch.eye(d), 1.0))).norms
+    units = (mapped - plain) / roundoff(block.b)
+    assert float(units) == pytest.approx(4 * math.sqrt(d), rel=1e-3)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.float32, torch.float64)])
+def test_the_slack_of_gradients_by_role_counts_their_entries_in_the_coarsest_type(dtypes):
+    weight = torch.zeros(1, 20, 20, dtype=dtypes[0])
+    weight[0, 0, 0] = 1
+    block = PerExample({"weight": weight, "bias": torch.zeros(1, 500, dtype=dtypes[1])})
+    norm = per_example_norms(block, None).norms
+    assert float((norm - 1) / 2.0**-24) >= 2 * math.sqrt(900)
+
+
+@pytest.mark.parametrize("metric", [Kronecker(), Eigenbasis(torch.ones(30, 30))])
+def test_the_slack_of_a_second_pass_counts_positions_and_entries(metric):
+    block = Outer(torch.ones(1, 3, 30), torch.ones(1, 3, 30))
+    plain, magnitudes, positions = (torch.tensor([x]).double() for x in (5.0, 7.0, 3.0))
+    entries = 2 * 30 if isinstance(metric, Kronecker) else 16 * math.sqrt(30)
+    found = rounding_of_second_pass(block, metric, plain, magnitudes, positions)
+    units = float(found) / roundoff(block.b)
+    assert units == pytest.approx(3 * 7 + entries * 5, rel=1e-12)
+
+
+def with_padding(rows, count):
+    return torch.cat([rows, rows.new_zeros(len(rows), count, rows.shape[2])], 1)
+
+
+def padded_blocks(kind, count):
+    """The same example alone, and padded as next to a longer one: padding has no gradient."""
+    g = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(2, 3, d, generator=g) for d in (40, 50, 40))
+    outer = Outer(torch.cat([a, torch.ones(2, count, 40)], 1), with_padding(b, count))
+    ids = torch.arange(3 + count).remainder(5).expand(2, -1)
+    lookup = Lookup(ids, with_padding(c, count), 50)
+    return {"linear": outer, "table": lookup, "tied": Tied(lookup, outer)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["linear", "table", "tied"])
+@pytest.mark.parametrize("form", ["plain", "dense", "eigenbasis"])
+def test_padding_of_longer_neighbours_moves_no_bound(kind, form, monkeypatch):
+    for rule in ("is_kept", "is_always_kept"):
+        patch_linalg(monkeypatch, rule, lambda *_: False)
+    q = directions(40, 0).float()
+    d_in, d_out = (50, 40) if kind == "table" else (40, 50)
+    metric = {
+        "plain": Kronecker(),
+        "dense": Kronecker(output=Dense(q, 1.0)) if kind == "table" else Kronecker(Dense(q, 1.0)),
+        "eigenbasis": Eigenbasis(torch.ones(d_out, d_in)),
+    }[form]
+    alone, padded = (
+        per_example_norms(padded_blocks(kind, count), metric, "materialised").norms
+        for count in (0, 40)
+    )
+    torch.testing.assert_close(padded, alone, rtol=3e-7, atol=0.0)
 
 
 def cancel(n, d, generator):

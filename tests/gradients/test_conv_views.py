@@ -80,6 +80,18 @@ def test_the_weighted_sum_adds_the_gradients_of_single_examples(name):
     assert_close(block.weighted_sum(weights), expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize("name", sorted(CONVS))
+def test_magnitudes_are_not_below_those_of_the_rows(name, size):
+    """√Σ_g (Σ_t ‖a_gt‖‖b_gt‖)², also where hardly more than the bias is left of a_gt."""
+    module, [(x, b)] = _calls(name, N * VIEWS)
+    block = conv_block(module, size * x, b).merge_rows(N, VIEWS)
+    rows = block.outer().explicit()
+    products = rows.a.norm(dim=2) * rows.b.norm(dim=2)
+    exact = products.sum(1).view(N, -1).norm(dim=1)
+    assert bool((bound_magnitudes(block)[0] >= exact).all())
+
+
 def test_calls_of_other_shapes_become_patches():
     module, [(x, b)] = _calls("plain", N)
     small, less = x[..., :5, :5], b[..., :5, :5]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Kronecker, scale_metric
 from dpkfc.linalg.sides import Dense, Diagonal, Identity, LowRank
 from dpkfc.tensors import copy_to_device
 from tests.models import randn
@@ -129,3 +129,9 @@ def test_all_of_an_entry_moves_to_a_device(name):
             assert moved[place].device.type == "meta" and moved[place].shape == value.shape
         else:
             assert moved[place] == value
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_factor_that_is_no_scale_is_refused(factor):
+    with pytest.raises(ValueError, match="positive finite factor"):
+        scale_metric({"layer": Kronecker()}, factor)

@@ -128,6 +128,18 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name):
     )
 
 
+def test_one_direction_splits_a_gradient_too():
+    model, batch = build(CASES[0], n=4)
+    basis = basis_of(model, batch[0], rank=1, groups=1)
+    assert sum(span.size for span in basis.spans.values()) == sum(
+        p.numel() for p in model.parameters()
+    )
+    matrix = stack_directions(model, basis)
+    found, _ = sum_in_parts(model, batch, basis, [4])
+    rows = [flat(g) for g in loop_gradients(model, batch, loss_fn)]
+    assert_sum_is(found, model, [stack_by_definition(g, matrix, basis) for g in rows])
+
+
 @pytest.fixture(name="mlp")
 def _mlp():
     return build(CASES[0], n=6)
