@@ -120,7 +120,7 @@ def test_the_ablation_has_a_control_of_the_same_step_for_every_rho(study_module)
     ablation = study_module("federated_ablation")
     assert len({run.hash for run in ablation.runs()}) == 4 * 5 * 3
     for rho in ablation.RHOS:
-        with_order, without = ablation.run_of(rho, 0.9, 0), ablation.run_of(rho, None, 0)
+        with_order, without = ablation.runs_of(rho, 0.9)[0], ablation.runs_of(rho, None)[0]
         assert dict(without.settings) == {"rate": 0.1 / rho, "clip": 10.0}
         assert dict(with_order.settings).items() > dict(without.settings).items()
     assert "DP-FedGD at η/ρ" in ablation.table()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,27 @@ class Variation(StudyRun):
     common = {"clip": CLIP, "epsilon": EPSILON, "clients": CLIENTS, "rounds": ROUNDS}
 
 
-def sweep_run(rule: str, eta: float, seed: int, clip: float = 10.0, **changes: Any) -> Any:
-    """Return a run of the sweep over learning rates, or one with changes."""
+def sweep_run(
+    rule: str,
+    eta: float,
+    seed: int,
+    clip: float = 10.0,
+    rho: float = RHO,
+    beta: float | None = BETA,
+    **changes: Any,
+) -> Any:
+    """Return a run of the sweep over learning rates, or one with changes.
+
+    Two clients, since with one trusted server the distribution of a result does not depend on
+    their number.
+    """
     from dpkfc_papers.federated_runs import FederatedRun
 
-    settings = {"rate": eta / RHO, "clip": clip}
+    settings = {"rate": eta / rho, "clip": clip}
     if rule == "sofim":
-        settings["rho"] = RHO
+        settings["rho"] = rho
     if rule != "fedgd":
-        settings["beta"] = BETA
+        settings["beta"] = beta
     run = FederatedRun(
         task="mnist",
         rule=rule,
@@ -212,7 +224,9 @@ def load_images(data_dir: str) -> Any:
     )
 
 
-def execute(folder: Path, data_dir: str) -> None:
+def execute(
+    folder: Path, data_dir: str, path: Path = PATH, listed: Callable[[Any], Any] = stages
+) -> None:
     """Make the runs that are missing; each is on the disk before the next starts."""
     import torch
 
@@ -230,14 +244,14 @@ def execute(folder: Path, data_dir: str) -> None:
             return execute_run(run, images(), network)
         return execute_run(run, features())
 
-    make_missing(PATH, stages, execute_one)
+    make_missing(path, listed, execute_one)
 
 
 # --------------------------------------------------------------------------------------------------
 # Tables and the picture.
 
 
-def _accuracies(store: Any, runs: list[Any]) -> list[float]:
+def read_accuracies(store: Any, runs: list[Any]) -> list[float]:
     rows = [store.get(run) for run in runs]
     return [100 * row["accuracy"] for row in rows if row]
 
@@ -247,7 +261,7 @@ def read_sweep(store: Any, rule: str) -> dict[float, list[float]]:
     found = {}
     for eta in SWEPT:
         runs = [sweep_run(rule, eta, seed) for seed in SEEDS]
-        found[eta] = _accuracies(store, runs)
+        found[eta] = read_accuracies(store, runs)
     return found
 
 
@@ -264,7 +278,7 @@ def _client_table(store: Any) -> str:
     rows = []
     for client_rate in CLIENT_RATES:
         runs = {rule: test_runs(store, client_grid(client_rate, rule)) for rule in RULES}
-        values = {rule: _accuracies(store, of) for rule, of in runs.items()}
+        values = {rule: read_accuracies(store, of) for rule, of in runs.items()}
         if not all(len(of) > 1 for of in values.values()):
             continue
         gain, error = compare_means(values["sofim"], values["fedgd"])
@@ -277,7 +291,7 @@ def _client_table(store: Any) -> str:
 
 def _network_table(store: Any) -> str:
     tests = network_tests(store)
-    found = {label: _accuracies(store, runs) for label, runs in tests.items()}
+    found = {label: read_accuracies(store, runs) for label, runs in tests.items()}
     if not found or any(len(values) < len(SEEDS) for values in found.values()):
         return ""
     rows = []
