@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,28 +208,31 @@ MEASURED = {
 }
 
 
+def single_row(name: str, figure: str, found: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return the one row of a measurement, and its goal."""
+    return [(name, found[figure], found["goal"])]
+
+
+# How the rows of the table are read from what was measured, in their order.
+ROWS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
+    "small table": partial(single_row, "table of 1,000 rows, 30 steps ÷ `import torch`", "ratio"),
+    "calibrate": partial(
+        single_row,
+        "search for σ without dp-accounting's value, worst of six settings, s",
+        "worst_seconds",
+    ),
+    "steps": partial(single_row, "step among 10⁸ records ÷ among 10⁵", "ratio"),
+    "files": file_rows,
+    "pair": pair_rows,
+    "images": image_rows,
+    "image runs": image_run_rows,
+    "embeddings": embedding_rows,
+}
+
+
 def table(results: dict[str, Any]) -> str:
     """Return figures against goals, and the steps by the number of records."""
-    rows = []
-    if found := results.get("small table"):
-        rows.append(
-            ("table of 1,000 rows, 30 steps ÷ `import torch`", found["ratio"], found["goal"])
-        )
-    if found := results.get("calibrate"):
-        name = "search for σ without dp-accounting's value, worst of six settings, s"
-        rows.append((name, found["worst_seconds"], found["goal"]))
-    if found := results.get("steps"):
-        rows.append(("step among 10⁸ records ÷ among 10⁵", found["ratio"], found["goal"]))
-    if found := results.get("files"):
-        rows += file_rows(found)
-    if found := results.get("pair"):
-        rows += pair_rows(found)
-    if found := results.get("images"):
-        rows += image_rows(found)
-    if found := results.get("image runs"):
-        rows += image_run_rows(found)
-    if found := results.get("embeddings"):
-        rows += embedding_rows(found)
+    rows = [row for name, read in ROWS.items() if name in results for row in read(results[name])]
     cells = [
         [name, f"{value:.2f}" + (f" (≤ {goal:g} {'✓' if value <= goal else '✗'})" if goal else "")]
         for name, value, goal in rows

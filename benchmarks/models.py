@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc.app.models import two_convolutions
 from dpkfc_papers.recipes.networks import TransformerBlock
 
 CLASSES = 10
@@ -144,18 +145,7 @@ def wide_resnet(depth: int, widening: int) -> nn.Module:
 
 
 def mnist_cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 128),
-        nn.ReLU(),
-        nn.Linear(128, CLASSES),
-    )
+    return two_convolutions(1, 32 * 7 * 7, 128, CLASSES)
 
 
 def mlp(hidden: int) -> nn.Module:
