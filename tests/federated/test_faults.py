@@ -171,6 +171,16 @@ def test_no_honest_message_is_oversized(options, noise):
     assert not run.server.rejected and not any(r.dropped for r in run.records)
 
 
+def test_the_largest_honest_message_grows_with_the_rate_and_the_number_of_local_steps():
+    def largest(*work):
+        plan = plan_of(privacy=PerUpload(), local=LocalSteps(*work), rule=FedAvg())
+        return plan.largest_message(18) / plan.stddev
+
+    assert largest(3, 0.6) == pytest.approx(2 * largest(3, 0.3), rel=1e-9)
+    with_noise_of_more_steps = largest(6, 0.3) / largest(3, 0.3)
+    assert 1.2 < with_noise_of_more_steps <= 2
+
+
 def test_a_hello_that_is_no_mapping_is_rejected():
     server, _ = world(plan_of())
     assert not server.enroll(None) and server.rejected == {"unknown-kind": 1}

@@ -123,6 +123,11 @@ def test_a_client_that_repeats_its_noise_is_found():
     assert not check_federation(plan, clients_of(plan, {2: Frozen}))["variance of the noise"].passed
 
 
+def test_streams_have_a_seed_in_test_mode_alone():
+    assert stream_seed(audit_plan(), 1) is None
+    assert stream_seed(audit_plan(seed=3), 1) == stream_seed(audit_plan(seed=3), 1) is not None
+
+
 def test_one_seed_on_two_clients_is_found():
     plan = audit_plan(seed=3)
     clients = clients_of(plan)
