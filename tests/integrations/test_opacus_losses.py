@@ -398,6 +398,26 @@ def test_only_a_third_length_tells_a_schedule_from_a_scaled_length(size):
         numbers.check(1.0, ["mul", 0.1 * 3], [2 * size], is_read=False)
 
 
+def test_an_array_that_is_written_is_refused_as_a_write_into_the_batch():
+    engine, model, optimizer, batches = private(verify=False)
+    x, y = next(iter(batches))
+    array = x.numpy()
+    array -= array.mean(0)
+    with pytest.raises(ValueError, match="stands numpy: an array was written that shares its memo"):
+        F.cross_entropy(model(x), y).backward()
+    assert engine.ledger.count == 0
+
+
+def test_means_over_the_batch_may_be_logged():
+    engine, model, optimizer, batches = private(verify=False)
+    for x, y in batches:
+        out = model(x)
+        out.detach().mean(0).numpy().sum()
+        F.cross_entropy(out, y).backward()
+        optimizer.step()
+    assert engine.ledger.count == len(batches)
+
+
 def test_a_schedule_and_a_random_flip_are_taken():
     engine, model, optimizer, batches = private(verify=False)
     for step, (x, y) in enumerate(batches):

@@ -653,6 +653,7 @@ class BatchRecording:
             self.gradients = [self._parameter_gradients([loss], None)]
             return
         factor = self._sum_factor(state)
+        self.tracker.check_arrays()
         altered = self._altered or self.tracker.altered
         if altered is not None:
             # No proof covers what the script did to its batch or its loss.

@@ -37,6 +37,8 @@ def _check_values(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
     if tracker.is_any_private(values) and not is_harmless():
         why = "values that depend on the examples leave torch"
         tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+        if name == "numpy":
+            tracker.note_array(values[0])
 
 
 def _check_lists(tracker: Tracker, name: str, values: Sequence[Any]) -> None:

@@ -13,9 +13,7 @@ _AVERAGES = split_names("mean std var var_mean std_mean")
 
 
 def trace_of(operation: Operation) -> Trace:
-    """Return what is noted of an operation: its name, if it may change a gradient, and numbers."""
-    if not operation.outputs:
-        return []
+    """Return the name of an operation, if it may change a gradient, and its numbers."""
     numbers = _numbers_of(operation)
     is_followed = torch.is_grad_enabled() and operation.result.is_floating_point()
     if numbers or (is_followed and any(x.requires_grad for x in operation.tensors)):
@@ -26,8 +24,8 @@ def trace_of(operation: Operation) -> Trace:
 def _numbers_of(operation: Operation) -> list[float]:
     """Return the public numbers that values of examples meet, or the length of an average."""
     result = operation.result
-    if operation.name in _AVERAGES and result.numel() > 1:
-        return [operation.tensors[0].numel() / result.numel()]
+    if operation.name in _AVERAGES:
+        return [operation.tensors[0].numel() / max(1, result.numel())]
     if not has_tag(operation.function, torch.Tag.pointwise):
         return []
     is_real = result.is_floating_point()

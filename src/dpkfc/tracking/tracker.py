@@ -113,6 +113,8 @@ class Tracker:
         self.is_opaque = False
         self.has_shown = False
         self.trace: Trace | None = None
+        # Tensors whose memory an array shares, with their write counters and values.
+        self._shared: list[tuple[Tensor, int, Tensor]] = []
         self.call: Callable[[Any, Any, Any], Any] | None = None
         self.read: set[int] = set()
         self._shown_numbers: set[float] = set()
@@ -318,6 +320,17 @@ class Tracker:
             self.altered = self.altered or failure
         return failure
 
+    def note_array(self, x: Tensor) -> None:
+        """Remember the values of a tensor whose memory an array is about to share."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            self._shared.append((x, x._version, x.detach().clone()))
+
+    def check_arrays(self) -> None:
+        """Note a write into an array that has changed a tensor of the examples."""
+        for x, version, old in self._shared:
+            if x._version == version and not torch.equal(x.nan_to_num(), old.nan_to_num()):
+                self.fail("numpy", "an array was written that shares its memory with the examples")
+
     # -- what a layer reads itself -----------------------------------------------------------------
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
@@ -457,7 +470,8 @@ class Tracker:
         answer = self._states_of_outputs(operation, states)
         if is_private:
             self._note_reads(operation)
-            if BatchAxis in states and self.trace is not None:
+            keeps_axis = bool(operation.outputs) and isinstance(answer[0], BatchAxis)
+            if keeps_axis and self.trace is not None:
                 self.trace += trace_of(operation)
         # An operation of several forms may have fewer outputs than its rule has answers.
         for x, state in zip(operation.outputs, answer, strict=False):
