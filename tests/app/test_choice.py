@@ -4,6 +4,7 @@ import pytest
 
 from dpkfc.app.choice import describe_choice
 from dpkfc.app.methods import METHODS
+from dpkfc.app.plan_settings import settle
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS
 from dpkfc.app.train import run
@@ -22,7 +23,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe):
                 "seed": 3,
             }
         )
-        assert describe_choice(config) == config.run.chosen_by, method
+        assert describe_choice(settle(config, 60_000), 60_000) == config.run.chosen_by, method
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_the_settings_of_a_recipe_are_its_own(recipe):
     ],
 )
 def test_settings_that_are_not_the_recipes_are_named(chosen, named):
-    text = describe_choice(run_config({"recipe": "digits", **chosen}))
+    text = describe_choice(run_config({"recipe": "digits", **chosen}), 1437)
     assert (
         f"{named}: given, not stated how they were found; not covered by ε" in text
         and text.endswith(RECIPE_DEFAULTS)
@@ -75,3 +76,30 @@ def test_what_was_stated_stands_on_the_card(tmp_path):
         found[0].startswith("expected_batch_size, steps: given, not stated")
         and found[1] == "20 trials of mine"
     )
+
+
+def test_a_user_who_states_only_a_budget_has_chosen_nothing(tmp_path):
+    """The batch of all records, the loss of a number and its rate follow from file and schema."""
+    rows = "".join(f"{stay % 60},{stay % 9}\n" for stay in range(100))
+    (tmp_path / "stays.csv").write_text(f"age,days\n{rows}", "utf-8")
+    schema = 'target = "days"\ntarget_bounds = [0, 9]\n[columns.age]\nkind = "number"\n'
+    (tmp_path / "stays.toml").write_text(schema + "bounds = [0, 60]\n", "utf-8")
+    places = {
+        name: str(tmp_path / f"stays.{end}") for name, end in (("data", "csv"), ("schema", "toml"))
+    }
+    chosen = {**places, "epsilon": 3.0, "threads": 0, "out": str(tmp_path / "run")}
+    card = read_card(run(run_config(chosen)).folder)
+    assert card["hyper_parameters"]["chosen_by"] == RECIPE_DEFAULTS
+    chosen |= {"expected_batch_size": 20, "lr": 0.3, "out": str(tmp_path / "other")}
+    card = read_card(run(run_config(chosen)).folder)
+    assert card["hyper_parameters"]["chosen_by"].startswith("lr, expected_batch_size: given")
+
+
+def test_data_that_were_moved_during_a_run_cost_no_card(tmp_path):
+    (tmp_path / "stays.csv").write_text("age,died\n1,0\n", "utf-8")
+    schema = 'target = "died"\nclasses = [0, 1]\n[columns.age]\nkind = "flag"\n'
+    (tmp_path / "stays.toml").write_text(schema, "utf-8")
+    places = {"data": str(tmp_path / "stays.csv"), "schema": str(tmp_path / "stays.toml")}
+    config = run_config({**places, "lr": 0.1})
+    (tmp_path / "stays.csv").unlink()
+    assert describe_choice(config, 1).startswith("settings: given")

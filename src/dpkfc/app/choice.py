@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dpkfc.app.plan_settings import settle
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_config import SECTION_OF, RunConfig
 from dpkfc.app.settings import RECIPE_DEFAULTS
-from dpkfc.app.toml import ConfigError
 
 # Settings that a search may choose: all settings of these sections, and single ones of others.
 _SEARCHED_SECTIONS = ("optimizer", "postprocess", "preconditioner")
@@ -30,6 +30,10 @@ _ALL_BUT_RATE = tuple(name for name in SECTION_OF if name not in ("lr", "out"))
 # Settings on which a recipe's defaults depend.
 _KIND = (
     "recipe",
+    "data",
+    "schema",
+    "text",
+    "bounds",
     "task",
     "method",
     "optimizer",
@@ -43,22 +47,26 @@ _FIRST = ("lr", "max_grad_norm", "damping")
 _MOST = 8
 
 
-def describe_choice(config: RunConfig) -> str:
+def describe_choice(config: RunConfig, rows: int) -> str:
     """Return how the settings were chosen, as a line of the card.
 
     Without a statement of the user, the line lists the settings that differ from the recipe's.
     Budget, sampler and settings that only decide speed are left out. A learning rate that the
     recipe itself derives from other settings counts as the recipe's.
+
+    Args:
+        config: of the run.
+        rows: number of examples (or units), which a batch of all of them follows from.
     """
     run = config.run
     try:
-        recipe_config = _recipe_config(config, _KIND)
-    except ConfigError:
-        # The recipe's own settings do not go together with this method or optimizer.
-        names = ["settings"] if run.chosen_by == RECIPE_DEFAULTS else []
-    else:
+        recipe_config = settle(_recipe_config(config, _KIND), rows)
         stated = run.chosen_by != recipe_config.run.chosen_by
         names = [] if stated else _list_differences(config, recipe_config)
+    except ValueError:
+        # The recipe's own settings do not go together with this method or optimizer, or the data
+        # have been moved since the run began.
+        names = ["settings"] if run.chosen_by == RECIPE_DEFAULTS else []
     if not names:
         return run.chosen_by
     listed = ", ".join(names[:_MOST])
@@ -72,10 +80,8 @@ def describe_choice(config: RunConfig) -> str:
 
 def _list_differences(config: RunConfig, recipe_config: RunConfig) -> list[str]:
     """Return names of settings that a search may choose, and that differ from the recipe's."""
-    names = set()
-    for name in _SEARCHED.difference(_KIND):
-        if config.values[name] != recipe_config.values[name]:
-            names.add(name)
+    own = recipe_config.values
+    names = {name for name in _SEARCHED.difference(_KIND) if config.values[name] != own[name]}
     if "lr" in names and _recipe_config(config, _ALL_BUT_RATE).optimizer.lr == config.optimizer.lr:
         names.remove("lr")
     of_method = ("recipe", "method", "public_data", "task")

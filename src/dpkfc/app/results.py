@@ -187,7 +187,7 @@ def _facts(
         releases=ledger.count,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_list_public(prepared),
-        chosen_by=describe_choice(config),
+        chosen_by=describe_choice(config, prepared.data.size),
         not_private={**_list_unprotected(prepared), **session.unprotected_figures},
         results=_results(prepared, metrics.select_evaluated()[-1], scores),
         seeds=seeds,
