@@ -242,11 +242,11 @@ class Plan(PlanBase):
             self.neighbouring_relation,
             self.accountant,
             horizon=self.steps,
-            also=self._extra_charges(extra),
+            also=self.extra_charges(extra),
             separation=self.sampler.separation,
         )
 
-    def _extra_charges(self, extra: Mapping[str, int] | None = None) -> Charges:
+    def extra_charges(self, extra: Mapping[str, int] | None = None) -> Charges:
         """Return events and numbers of releases beside the steps, by default all planned ones."""
         counts = self.extra_counts if extra is None else extra
         charges = [(kind.event, counts.get(kind.purpose, 0)) for kind in self.extra_releases]
@@ -300,7 +300,7 @@ class Plan(PlanBase):
             self.count_events(self.steps if steps is None else steps),
             self.delta,
             self.neighbouring_relation,
-            self._extra_charges(extra),
+            self.extra_charges(extra),
         )
 
     def check_accounting(self) -> None:
@@ -317,7 +317,7 @@ class Plan(PlanBase):
                 self.count_events(self.steps),
                 self.delta,
                 self.neighbouring_relation,
-                self._extra_charges(),
+                self.extra_charges(),
             )
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import scipy
 
-from dpkfc.privacy.accounting import epsilon
+from dpkfc.privacy.accounting import epsilon, total_epsilon
 from dpkfc.privacy.attack_rates import attack_rates, bound_found, bound_right
+from dpkfc.privacy.events import join_charges
 from dpkfc.privacy.group_epsilon import group_epsilon
 
 Gaussian, Poisson = dp_accounting.GaussianDpEvent, dp_accounting.PoissonSampledDpEvent
@@ -133,3 +134,20 @@ def test_where_no_bound_is_known_the_answer_is_infinite():
     assert group_epsilon(event, 5000, DELTA, 10, independent=False) == (math.inf, "bound")
     assert group_epsilon(Gaussian(0.0), 1, DELTA, 2)[0] == math.inf
     assert group_epsilon(Gaussian(1.0), 0, DELTA, 2)[0] == 0.0
+
+
+def test_gaussian_releases_of_two_kinds_cost_as_one():
+    """The default of tables: second moments once, then steps on all rows."""
+    charges = [(Gaussian(15.0), 40), (Gaussian(3.6), 1), (Poisson(0.1, Gaussian(1.0)), 0)]
+    event, count = join_charges(charges)
+    apart = total_epsilon(charges[:2], DELTA)
+    assert epsilon(event, count, DELTA) == pytest.approx(apart, rel=1e-3)
+    rates = attack_rates(event, count, apart, DELTA)
+    assert rates.right < 0.62 < attack_rates(None, 41, apart, DELTA).right
+    assert join_charges(charges[:1]) == charges[0]
+    for others in (
+        charges[:2] + [(Poisson(0.1, Gaussian(1.0)), 3)],
+        [(Gaussian(0.0), 1), charges[0]],
+        [],
+    ):
+        assert join_charges(others) == (None, 0)

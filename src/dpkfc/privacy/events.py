@@ -142,6 +142,22 @@ def is_gaussian(event: DpEvent) -> bool:
     return isinstance(event, dp_accounting.GaussianDpEvent)
 
 
+def join_charges(charges: Charges) -> tuple[DpEvent | None, int]:
+    """Return one event and its count that cost what all charges cost; None where there is none.
+
+    Gaussian releases without sampling add up to one.
+    """
+    import dp_accounting
+
+    charges = [charge for charge in charges if charge[1]]
+    if len(charges) > 1 and all(
+        is_gaussian(event) and event.noise_multiplier > 0 for event, _ in charges
+    ):
+        inverse = sum(count / event.noise_multiplier**2 for event, count in charges)
+        return dp_accounting.GaussianDpEvent(inverse**-0.5), 1
+    return charges[0] if len(charges) == 1 else (None, 0)
+
+
 def relation_of(event: DpEvent) -> str:
     """Return the neighbouring relation under which an event can be accounted for."""
     import dp_accounting

@@ -24,6 +24,7 @@ from dpkfc.config import Plan
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
+from dpkfc.privacy.events import join_charges
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import version
 from dpkfc.report.officer import Declared, explain_guarantee
@@ -142,9 +143,9 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             or the total is below the ε of this run alone.
     """
     _check_releases(plan, facts)
-    counts = facts.extra_counts
-    extra = [(kind.event, counts.get(kind.purpose, 0)) for kind in plan.extra_releases]
-    check_total(facts.total, [(plan.event, plan.count_events(facts.steps)), *extra])
+    extra = plan.extra_charges(facts.extra_counts)
+    charges = [(plan.event, plan.count_events(facts.steps)), *extra]
+    check_total(facts.total, charges)
     described = plan.describe()
     promise = {
         "unit": described["privacy_unit"],
@@ -176,8 +177,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     if facts.extra:
         mechanism["extra_releases"] = [dict(row) for row in facts.extra]
     epsilon = plan.epsilon(facts.steps, facts.extra_counts)
-    # Releases of several kinds have no common event.
-    event = None if facts.extra else plan.event
+    event, count = join_charges(charges)
     public = {}
     for name, (value, why) in facts.assumed_public.items():
         public[name] = {"value": value, "why": why}
@@ -193,7 +193,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "meaning": explain_meaning(
             plan,
             event,
-            plan.count_events(facts.releases),
+            count,
             epsilon,
             # The turns of groups are fixed.
             independent=plan.bands == 1,

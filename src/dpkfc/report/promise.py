@@ -9,7 +9,7 @@ from typing import Any
 
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.calibration import hash_plan
-from dpkfc.privacy.events import is_gaussian
+from dpkfc.privacy.events import is_gaussian, join_charges
 from dpkfc.privacy.ledger_lines import Verified
 from dpkfc.report.card import check_total, neighbours
 from dpkfc.report.officer import explain_guarantee
@@ -176,15 +176,16 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
     if ledger.header.get("certified") is not True or not math.isfinite(spent):
         return None
     releases = ledger.releases[: card.releases]
-    charges = charges_of(releases, ledger.groups)
-    has_extra = any(release.get("purpose") for release in releases)
-    # Releases of several kinds have no common event.
-    event = charges[0][0] if len(charges) == 1 and not has_extra else None
+    event, count = join_charges(charges_of(releases, ledger.groups))
+    stated = card.content.get("meaning")
+    if isinstance(stated, Mapping) and stated.get("rates_by") == "ε and δ":
+        # Bounds that hold for any releases: earlier cards have them for Gaussian ones of two kinds.
+        event = None
     # A federated client is sampled with all its records; the turns of groups are fixed.
     is_sampled = "privacy_model" in card.promise and (event is None or not is_gaussian(event))
     return explain_guarantee(
         event,
-        charges[0][1] if event is not None else len(releases),
+        count,
         spent,
         card.delta,
         relation_of_releases(releases),
