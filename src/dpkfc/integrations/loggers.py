@@ -89,25 +89,11 @@ class Logger(Callback):
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Return the public parameters of a plan, by name."""
-    config = plan.config
-    preconditioner = "none"
-    if config.preconditioner is not None:
-        preconditioner = type(config.preconditioner).__name__
-    return {
-        "target_epsilon": plan.target_epsilon,
-        "delta": plan.delta,
-        "noise_multiplier": plan.noise_multiplier,
-        "max_grad_norm": plan.max_grad_norm,
-        "expected_batch_size": plan.expected_batch_size,
-        "dataset_size": plan.dataset_size,
-        "steps": plan.steps,
-        "clipping": config.clipping,
-        "accountant": plan.accountant,
-        "preconditioner": preconditioner,
-        "certified": plan.certified,
-        "plan_hash": plan.hash,
-    }
+    """Return the public parameters of a plan that are single values, by name."""
+    preconditioner = plan.config.preconditioner
+    name = "none" if preconditioner is None else type(preconditioner).__name__
+    described = {**plan.describe(), "preconditioner": name}
+    return {key: x for key, x in described.items() if not isinstance(x, (list, dict))}
 
 
 class TensorBoard:

@@ -165,8 +165,6 @@ class RecordDrawer:
     def _image(self, x: Any, shape: Sequence[int]) -> Any:
         channels = np.asarray(x).shape[2:]
         pixels = self.generator.integers(0, 256, (*shape, *channels), dtype=np.uint8)
-        if hasattr(type(x), "fromarray"):
-            return type(x).fromarray(pixels)
         from PIL import Image
 
         return Image.fromarray(pixels)

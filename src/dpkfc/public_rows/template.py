@@ -172,7 +172,7 @@ def _draw_feature(feature: Any, length: int) -> Any:
         length: of lists and texts without a public length, and of the sides of an image.
 
     Raises:
-        TypeError: another feature than numbers, texts, lists, arrays and images.
+        TypeError or ValueError: another feature than numbers, texts, lists, arrays and images.
     """
     kind = type(feature).__name__
     if isinstance(feature, dict):
@@ -190,10 +190,4 @@ def _draw_feature(feature: Any, length: int) -> Any:
     dtype = str(feature.dtype)
     if "string" in dtype:
         return " ".join(["a"] * length)
-    if dtype == "bool":
-        return False
-    if "int" in dtype:
-        return 0
-    if "float" in dtype or dtype == "double":
-        return 0.0
-    raise TypeError(f"no public value of a {kind}")
+    return np.zeros((), dtype).item()
