@@ -155,7 +155,7 @@ def test_one_engine_one_model_and_no_model_twice():
 
 def test_lbfgs_and_foreign_parameters_are_refused():
     model = mlp()
-    with pytest.raises(ValueError, match="without a closure, got LBFGS"):
+    with pytest.raises(ValueError, match="LBFGS steps with a closure"):
         private(model, optimizer=torch.optim.LBFGS(model.parameters()))
     both = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(2))], 0.1)
     with pytest.raises(ValueError, match=r"shape \(2,\) that is not in the model"):

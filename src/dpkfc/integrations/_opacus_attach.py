@@ -21,7 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpkfc._checks import check_positive
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed.context import DistributedContext
+from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.optimizer_step import check_optimizer
 from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader, check_loader
 from dpkfc.integrations._opacus_options import Options
 from dpkfc.integrations._opacus_step import PrivateStep
@@ -45,6 +47,7 @@ def make_config(
     _check_parts(module, optimizer)
     check_loader(source)
     find_layers(module)
+    check_optimizer(optimizer, trainable_tensors(module))
     size = len(cast(Sized, source.dataset))
     check_positive("epochs", epochs)
     if isinstance(max_grad_norm, (list, tuple)):
@@ -190,10 +193,6 @@ def _check_parts(module: Any, optimizer: Any) -> None:
         raise ValueError(
             f"optimizer is a {kind} of Opacus; pass the one inside:"
             " optimizer=optimizer.original_optimizer"
-        )
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"optimizer must be a torch optimizer that steps without a closure, got {kind}"
         )
     if callable(getattr(optimizer, "first_step", None)):
         raise ValueError(

@@ -216,12 +216,6 @@ def check_loader(loader: Any) -> None:
     Raises:
         ValueError: naming the part and the fix.
     """
-    _check_kind(loader)
-    check_once(loader.dataset, fix="leave repeats out. Units need a Session")
-
-
-def _check_kind(loader: Any) -> None:
-    """Refuse a loader whose batches cannot be replaced by batches of a plan."""
     kind = type(loader).__name__
     if kind == "DPDataLoader":
         raise ValueError(
@@ -256,6 +250,7 @@ def _check_kind(loader: Any) -> None:
             "data_loader has in_order=False, but batches must come in the order of the draws; leave"
             " in_order out"
         )
+    check_once(dataset, fix="leave repeats out. Units need a Session")
 
 
 def _make_empty(batch: Any) -> Any:

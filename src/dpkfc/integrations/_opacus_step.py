@@ -11,9 +11,6 @@
     the optimizer's own step      reads the release; `_end_step` notes the weights as released
 
 The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
-
-`PendingBatchGuard` knows which batch has to be stepped next. The last part gives model and
-optimizer the attributes that scripts read from the wrappers of Opacus.
 """
 
 from __future__ import annotations
@@ -40,18 +37,18 @@ from dpkfc.gradients.eager_mode import is_in_backward
 from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layers import Arguments, Keywords
 from dpkfc.gradients.model_checks import check_finite, check_unchanged
-from dpkfc.gradients.optimizer_step import check_optimizer, is_nested_step, register_first_post_hook
+from dpkfc.gradients.optimizer_step import is_nested_step, register_first_post_hook
 from dpkfc.gradients.replica import Replica, replicate_variables
 from dpkfc.gradients.state import StateChangedError, erase_written
 from dpkfc.gradients.state_check import checked_state
-from dpkfc.integrations._opacus_batch import (
-    BatchRecording,
-    PhysicalBatch,
+from dpkfc.integrations._opacus_batch import BatchRecording, PhysicalBatch
+from dpkfc.integrations._opacus_model_check import (
     check_model,
     check_padding,
     find_public_lengths,
 )
 from dpkfc.integrations._opacus_numbers import ScriptNumbers
+from dpkfc.integrations._pending_batch import PendingBatchGuard
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
@@ -89,7 +86,7 @@ class PrivateStep:
         source: the script's own loader, whose collate function may pad.
 
     Raises:
-        ValueError: a model that is not covered, or an optimizer of other parameters.
+        ValueError: a model that is not covered.
     """
 
     def __init__(
@@ -125,7 +122,6 @@ class PrivateStep:
         self._releases_before = ledger.count
         self.receipt: Receipt | None = None
         self._parameters = trainable_tensors(model)
-        check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
         self._clip = plan.config.clip
         self._reduction = loss_reduction
@@ -457,17 +453,10 @@ class PrivateStep:
         """Check how `optimizer.step()` was called, and that the plan has a release left."""
         # Accelerate passes closure=None on.
         has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
-        # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
-        has_scale = hasattr(self.optimizer, "grad_scale")
         if has_closure:
             raise RuntimeError(
                 "optimizer.step(closure) is not supported; call loss.backward() before "
                 "optimizer.step()"
-            )
-        if has_scale:
-            raise RuntimeError(
-                "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                " needs none"
             )
         if self.ledger.remaining == 0:
             raise BudgetExhausted(
@@ -681,123 +670,6 @@ def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which batch of the private loader has to be stepped next.
-#
-# If a run could skip batches by their content, ε would not be the sampler's. A batch yielded in
-# training mode therefore stays pending until it is released: leaving the loop, an error or a new
-# pass do not change that, and the next pass begins with it. A pass in evaluation mode without any
-# step only reads the data, and leaves no batch pending.
-
-_EVALUATE = "evaluate in model.eval(), called before the loop over the loader"
-
-
-class PendingBatchGuard:
-    """Keeps the logical batch that must be released before any other.
-
-    Attributes:
-        batch: the indices of the pending batch, None between steps. PRIVATE.
-    """
-
-    def __init__(self) -> None:
-        self.batch: Any = None
-        self._must_release = False  # yielded for training
-        self._skipped_before = False  # by an unfinished pass in evaluation mode
-        self._reset_pass()
-
-    def _reset_pass(self) -> None:
-        self._is_open = False  # a batch was yielded and not stepped
-        self._is_training = False
-        self._has_stepped = False
-        self._has_failed = False
-        self._has_skipped = False
-
-    def begin_pass(self) -> None:
-        """Begin a pass, which starts with the batch that is pending."""
-        self._skipped_before |= self._has_skipped
-        self._must_release |= self._is_open and self._has_stepped
-        self._reset_pass()
-
-    def yield_batch(self, batch: Any, training: bool) -> None:
-        """Record that the loader is about to yield a physical batch.
-
-        Args:
-            batch: the indices of its logical batch, always the same object.
-            training: whether the model is in training mode.
-
-        Raises:
-            RuntimeError: the last batch was not stepped.
-        """
-        needs_step = self._is_open and (self._is_training or self._has_stepped)
-        if self._has_failed or needs_step:
-            self._must_release = True
-            self._is_open = False
-            self._has_failed = True
-            raise RuntimeError(
-                "the last batch was not followed by optimizer.step(), which voids ε; step every"
-                " batch (larger ones: BatchMemoryManager), then begin a new loop over the loader"
-            )
-        if self._is_open:
-            self._skip()
-        if self.batch is None:
-            self.batch = batch
-        if self.batch is batch:
-            self._must_release |= training
-        self._is_open = True
-        self._is_training = training
-
-    def _skip(self) -> None:
-        self._has_skipped = True
-        self._is_open = False
-        if not self._must_release:
-            self.batch = None
-
-    def finish_pass(self) -> None:
-        """Record that the pass has come to its end."""
-        if self._is_open and not (self._is_training or self._has_stepped):
-            self._skip()
-        self._must_release |= self._is_open
-        self._reset_pass()
-
-    def check(self, batch: Any) -> None:
-        """Check that the batch that was yielded last may be stepped.
-
-        Args:
-            batch: the indices of its logical batch.
-
-        Raises:
-            RuntimeError: another batch is pending, or an earlier batch of the pass was skipped.
-        """
-        if self.batch is not batch:
-            raise RuntimeError(
-                "an earlier batch of the private loader was never stepped; begin a new loop in "
-                f"training mode, which starts with it, and {_EVALUATE}"
-            )
-        if not self._is_training and (self._has_skipped or self._skipped_before):
-            raise RuntimeError(
-                "an earlier batch was skipped in evaluation mode, so the choice may depend on"
-                " private data; call model.train() before the loop over the loader"
-            )
-
-    def record_step(self, is_last: bool) -> None:
-        """Record that the physical batch was stepped.
-
-        Args:
-            is_last: whether its logical batch was released.
-        """
-        self._is_open = False
-        self._has_stepped = True
-        self._must_release = not is_last
-        if is_last:
-            self.batch = None
-
-    def record_failure(self) -> None:
-        """Record that a step ended in an error. The pass yields no further batch."""
-        self._has_failed |= self._is_open
-        self._must_release |= self._is_open
-        self._is_open = False
-
-
-# --------------------------------------------------------------------------------------------------
 # Scripts read attributes of the wrappers that Opacus puts around model and optimizer. Here nothing
 # is wrapped. Attributes that have a meaning here work, and every other one raises an error.
 
@@ -850,15 +722,11 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
         close: removes the hooks of the engine.
     """
     closing = WrapperMethod(model, close)
-    harmless = WrapperMethod(model)
     return {
         "_module": model,
         "to_standard_module": closing,
         "cleanup": closing,
         "remove_hooks": closing,
-        "forbid_grad_accumulation": harmless,
-        "set_grad_sample_to_none": harmless,
-        "del_grad_sample": harmless,
         **_refusals("model", "allow_grad_accumulation", "enable_hooks", "disable_hooks"),
     }
 
@@ -880,8 +748,6 @@ def optimizer_attributes(
     return {
         "original_optimizer": optimizer,
         "loss_reduction": reduction,
-        "accumulated_iterations": 1,
-        "secure_mode": False,
         "params": list_group_members(optimizer.param_groups),
         "attach_step_hook": attach_step_hook,
         # The script does not call this one itself: Opacus's BatchMemoryManager does.

@@ -15,9 +15,10 @@ How the lines of a script make a private step, and where to read it:
         optimizer.step()      `_opacus_step`, `PrivateStep`: clips, charges and adds noise; then
                               the optimizer itself steps on the release in `p.grad`
 
-`_opacus_options` holds the keywords of `make_private`, `_opacus_accountant` the accountant, and
-`_opacus_validator` the validator of models. This file ends with the names of Opacus that a script
-must not import.
+`_opacus_model_check` checks the model on public rows at its first call, `_pending_batch` knows
+which batch has to be stepped next, `_opacus_options` holds the keywords of `make_private`,
+`_opacus_accountant` the accountant, and `_opacus_validator` the validator of models. This file ends
+with the names of Opacus that a script must not import.
 
 Visible differences:
 
