@@ -90,8 +90,7 @@ class PendingBatchGuard:
         if self.batch is not batch:
             raise RuntimeError(
                 "an earlier batch of the private loader was never stepped; begin a new loop in "
-                "training mode, which starts with it, and evaluate in model.eval(), called before"
-                " the loop over the loader"
+                "training mode, which starts with it, and evaluate in model.eval() before a loop"
             )
         if not self._is_training and (self._has_skipped or self._skipped_before):
             raise RuntimeError(
