@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.public_rows.record_drawing import axes_of, kind_of
+from dpkfc.public_rows.rows import draw_public_rows
 from dpkfc.public_rows.template import find_template
 from dpkfc.session import Session
 from tests.sessions import cross_entropy
@@ -189,6 +190,19 @@ def test_a_run_says_the_same_whatever_the_first_record_is():
     assert any("private records share" in x for x in shown)
     for first in ((torch.ones(99), 1), (torch.ones(3, 3), 1), ([], None), ValueError("SECRET")):
         assert outcome(first) == (text, shown)
+
+
+def test_axes_that_are_of_one_length_by_chance_are_padded_apart():
+    def pad(records):
+        return [pad_sequence(list(x), batch_first=True) for x in zip(*records, strict=True)]
+
+    def agree(batch, alone):
+        if batch[1].shape[1] != 3:
+            raise ValueError("a label has three entries")
+        return batch[0].shape[1] == alone[0].shape[1]
+
+    rows = draw_public_rows((torch.ones(3), torch.ones(3)), 2, pad, "bits")
+    assert rows.depends_on_padding(agree) is True
 
 
 def test_a_record_without_a_public_value_is_named_when_rows_are_asked_for():
