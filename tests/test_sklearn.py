@@ -125,6 +125,12 @@ def test_private_values_raise_no_error(blobs):
     assert predictions.min() >= 0 and predictions.max() <= 2
 
 
+def test_a_regressor_whose_targets_are_diagnoses_warns_its_owner(blobs):
+    regressor = DPMLPRegressor(bounds=(-10, 10), target_bounds=(0, 2), steps=1)
+    with pytest.warns(UserWarning, match=r"\(PRIVATE\): 'y' hold hardly any number"):
+        regressor.fit(blobs[0], np.where(blobs[1] > 0, "ill", "well"))
+
+
 @pytest.mark.parametrize(
     "cell",
     ["HIV+", 10**400, 1.7e308, None, {"a": 1}, [1], "\ud800"],
@@ -183,6 +189,7 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
         ({"classes": [1]}, "two classes or more"),
         ({"classes": 3}, "classes must list labels of one type, as .0, 1., got 3"),
         ({"classes": ["a", 1]}, "classes must list labels of one type"),
+        ({"classes": "01"}, "classes must list labels of one type, as .0, 1., got '01'"),
         ({"class_weights": {9: 1.0}}, "names 9, .*; leave it out or list it"),
         ({"class_weights": {0: -1.0}}, "must be finite and >= 0"),
         ({"class_weights": "balanced"}, "must map labels to public numbers, got 'balanced'"),

@@ -81,6 +81,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         """Return the labels `[n]`, and set `classes_`."""
         if self.classes is not None:
             try:
+                if isinstance(self.classes, str):
+                    raise TypeError  # its letters are not labels
                 known = list(self.classes)
                 np.sort(np.array(known, dtype=object))  # labels of two types have no order
             except TypeError:

@@ -109,7 +109,7 @@ def warn_of_texts(numbers: Floats, names: Sequence[Any]) -> None:
     if texts:
         more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
         warnings.warn(
-            f"for you alone (PRIVATE): {', '.join(texts[:2])}{more} of X hold hardly any number"
+            f"for you alone (PRIVATE): {', '.join(texts[:2])}{more} hold hardly any number"
             " and count as missing; encode texts by public categories",
             UserWarning,
             stacklevel=4,
