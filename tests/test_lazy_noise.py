@@ -279,6 +279,18 @@ def test_a_batch_that_raises_can_be_stepped_again():
     assert torch.equal(*runs)
 
 
+def test_a_table_that_was_written_while_its_noise_waits_is_not_saved(tmp_path):
+    model = texts()
+    with session(model) as s:
+        with s.lazy_noise():
+            train(s, 2)
+            with torch.no_grad():
+                model.words.weight[3] = 0
+            with pytest.raises(RuntimeError, match=r"'words\.weight' was written between"):
+                s.save(tmp_path / "c")
+        assert not (tmp_path / "c").exists()
+
+
 def test_an_empty_model_is_not_copied():
     model = texts()
     with session(model) as s, s.lazy_noise():

@@ -73,17 +73,12 @@ def _check_data(tracker: Tracker, name: str, values: Sequence[Any]) -> None:
         tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
 
 
-def _note_data(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
-    tracker.set_state(result, tracker.state(values[0]))
-    tracker.note_alias(result)
-
-
 def _note_created(tracker: Tracker, name: str, values: Sequence[Any], result: Tensor) -> None:
     if tracker.is_opaque or tracker.has_shown or tracker.has_numbers(values):
         tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
 
 
-NOTES_OF_RESULTS = {"data.__get__": _note_data, **dict.fromkeys(_CREATES, _note_created)}
+NOTES_OF_RESULTS = dict.fromkeys(_CREATES, _note_created)
 # By name, a call that is checked before it is made.
 CHECKS_OF_CALLS: dict[str, Callable[[Tracker, str, Sequence[Any]], None]] = {
     **dict.fromkeys(_LEAVES_TORCH, _check_values),
