@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from functools import partial
 from typing import Any
@@ -232,6 +233,40 @@ def test_an_expanded_parameter_is_refused():
     p = nn.Parameter(torch.randn(1, 5).expand(4, 5))
     with pytest.raises(ValueError, match="'p' lie in one place of memory"):
         check_optimizer(torch.optim.SGD([p]), {"p": p})
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [(kind, name) for kind in OPTIMIZERS for name in ("capturable", "differentiable")],
+)
+def test_a_setting_with_which_torch_makes_no_step_is_refused(kind, setting):
+    p = nn.Parameter(torch.randn(3, 2))
+    if setting not in inspect.signature(kind).parameters:
+        pytest.skip(f"has no {setting}")
+    with pytest.raises(ValueError, match=f"{kind.__name__} cannot make a step .*change its set"):
+        check_optimizer(kind([p], **{setting: True}), {"p": p})
+
+
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_is_tried_without_a_trace(kind, flags):
+    if not set(flags) <= set(inspect.signature(kind).parameters):
+        pytest.skip("has no such form")
+    parameters = {
+        "matrix": nn.Parameter(torch.randn(3, 2)),
+        "number": nn.Parameter(torch.randn(())),
+        "empty": nn.Parameter(torch.randn(0, 2)),
+        "frozen": nn.Parameter(torch.randn(3), requires_grad=False),
+    }
+    before = copy.deepcopy(parameters)
+    optimizer = kind(parameters.values(), lr=0.1, **flags)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which replaces its step
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    settings = str(optimizer.state_dict())
+    check_optimizer(optimizer, {name: p for name, p in parameters.items() if p.requires_grad})
+    assert str(optimizer.state_dict()) == settings and not steps
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in parameters.items())
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,7 @@ def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
     for kind in (torch.optim.LBFGS, Sharp):
         with pytest.raises(ValueError, match=f"{kind.__name__} steps with a closure"):
             open_session(model, (X, Y), optimizer=kind(model.parameters()))
-    with pytest.raises(
-        ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"
-    ):
+    with pytest.raises(ValueError, match="SparseAdam cannot make a step .*dense gradients"):
         open_session(model, (X, Y), optimizer=torch.optim.SparseAdam(list(model.parameters())))
 
 

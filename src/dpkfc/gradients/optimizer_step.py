@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc._errors import first_line
 from dpkfc.distributed.fsdp import to_local
 from dpkfc.tensors import Tensors
 from dpkfc.weights import digest_tensors
@@ -33,8 +34,8 @@ def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
     Raises:
         ValueError: naming a parameter that is missing or foreign; a GradScaler, whose scale follows
             private gradients; an optimizer whose step needs a closure, which would ask for
-            gradients without noise, or that takes sparse gradients only; a complex parameter, or
-            one that was expanded; a setting of the optimizer that is NaN or infinite.
+            gradients without noise; a complex parameter, or one that was expanded; a setting of the
+            optimizer that is NaN or infinite, or with which it makes no step.
     """
     _check_kind(optimizer)
     in_optimizer: set[Tensor] = set()
@@ -64,6 +65,36 @@ def check_optimizer(optimizer: Any, parameters: Tensors) -> None:
                 f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
                 "in the model and would get no private gradient; remove it"
             )
+    _try_step(optimizer)
+
+
+def _try_step(optimizer: Any) -> None:
+    """Step another optimizer of torch's class on one entry in place of each parameter.
+
+    What its step refuses, such as `capturable` on a CPU, is refused before a release. Optimizers of
+    other code are not tried: they may keep what they are shown.
+    """
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim."):
+        return
+    groups = [
+        {**group, "params": [_stand_in_for(p) for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    try:
+        twin = kind(groups)
+        twin.defaults = optimizer.defaults
+        twin.step()
+    except Exception as error:
+        raise ValueError(
+            f"{kind.__name__} cannot make a step ({first_line(error):.80}); change its settings"
+        ) from error
+
+
+def _stand_in_for(p: Tensor) -> Tensor:
+    x = torch.zeros([1] * p.ndim, dtype=p.dtype, device=p.device, requires_grad=p.requires_grad)
+    x.grad = torch.zeros_like(x)
+    return x
 
 
 def _check_numbers(group: Mapping[str, Any]) -> None:
@@ -82,11 +113,6 @@ def _check_numbers(group: Mapping[str, Any]) -> None:
 def _check_kind(optimizer: Any) -> None:
     """Refuse an object that is not an optimizer, or that would ask for gradients without noise."""
     kind = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
-            "would reveal the tokens of private texts; use Adam"
-        )
     # The optimizer of accelerate has a scaler under float16.
     scaler = getattr(optimizer, "scaler", None)
     if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
@@ -94,8 +120,7 @@ def _check_kind(optimizer: Any) -> None:
             "a GradScaler cannot step a private run: its scale follows private gradients without "
             "noise; use bfloat16, and pass the torch optimizer itself"
         )
-    is_optimizer = hasattr(optimizer, "param_groups")
-    if not is_optimizer:
+    if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -132,21 +157,16 @@ def check_moved(
     Raises:
         RuntimeError: naming a parameter that did not move although its learning rate is positive.
     """
-    rates = {}
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            rates[p] = group.get("lr", 1.0)
-    now = traces(parameters)
-    for name, parameter in parameters.items():
-        version, entries = now[name]
+    rates = {p: group.get("lr", 1.0) for group in optimizer.param_groups for p in group["params"]}
+    for name, (version, entries) in traces(parameters).items():
         old_version, old_entries = before[name]
-        if version != old_version or not torch.equal(old_entries, entries):
-            continue
+        rate = rates[parameters[name]]
+        is_written = version != old_version or not torch.equal(old_entries, entries)
         # This process may hold no entry of a sharded parameter.
-        if to_local(parameter).numel() > 0 and rates[parameter] > 0:
+        if not is_written and len(entries) and rate > 0:
             raise RuntimeError(
                 f"parameter '{name}' did not move in the first step although its learning rate is "
-                f"{rates[parameter]}: the optimizer holds another tensor than the model"
+                f"{rate}: the optimizer holds another tensor than the model"
             )
 
 
