@@ -27,17 +27,19 @@ from dpkfc.curvature.second_moments import SecondMoments, pack_symmetric, unpack
 from dpkfc.data.loading import layout
 from dpkfc.features import AdditiveModel
 from dpkfc.gradients.moment_sum import sum_second_moments
+from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.weight_noise import noise_covariance
 from tests.features.test_additive import TINY, encode_rows
 from tests.sessions import cross_entropy
 
 
-def _session(count=300, *, epsilon=50.0, **more):
+def _session(count=300, *, epsilon=50.0, test_mode_seed=1, **more):
     rows = encode_rows(count, TINY)
     labels = (rows[:, 0] > 0).long()
     model = AdditiveModel(TINY, 2)
-    config = convex_config(count, epsilon, 1e-5, model[0].features, test_mode_seed=1)
+    features = model[0].features
+    config = convex_config(count, epsilon, 1e-5, features, test_mode_seed=test_mode_seed)
     plan = config.calibrate(epsilon, 1e-5, count)
     optimizer = torch.optim.SGD(model.parameters(), lr=convex_rate("categorical"))
     return Session(plan, model, optimizer, (rows, labels), **more)
@@ -124,14 +126,27 @@ def test_a_plan_without_the_release_is_refused():
 @pytest.mark.parametrize(
     "model", [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, bias=False))]
 )
-def test_a_model_without_a_linear_head_is_refused_before_a_charge(model):
+def test_a_model_without_a_linear_head_is_refused_before_a_charge(tmp_path, model):
     plan = convex_config(20, 1.0, 1e-5, 3).calibrate(1.0, 1e-5, 20)
     data = torch.zeros(20, 3), torch.zeros(20, dtype=torch.int64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with Session(plan, model, optimizer, data) as session:
+    ward = Budget(tmp_path / "ward.toml", epsilon=9.0, delta=1e-5)
+    with Session(plan, model, optimizer, data, budget=ward) as session:
         with pytest.raises(ValueError, match="SecondMoments is for one trained layer"):
             session.release_curvature()
         assert session.ledger.count == 0
+    assert not ward.charges
+
+
+def test_the_moments_are_not_released_for_a_loss_that_is_refused(tmp_path):
+    ward = Budget(tmp_path / "ward.toml", epsilon=60.0, delta=1e-5)
+    with _session(budget=ward, test_mode_seed=None) as session:
+        batch = next(session.batches())
+        with pytest.raises(ValueError, match="mixes examples"):
+            session.step(batch, lambda m, b: cross_entropy(m, b) - cross_entropy(m, b).mean())
+        assert session.ledger.count == 0 and not ward.charges
+        session.release_curvature()
+        assert session.ledger.count == 1 == len(ward.charges)
 
 
 def test_the_metric_is_the_damped_root_of_what_was_released():

@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,12 +13,14 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.postprocess.weight_average import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import EpsilonCurve
+from dpkfc.privacy.extra_releases import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.session import Session
 from dpkfc.weights import digest_for_files, digest_weights
 from dpkfc.weights_record import read_weights_record
 from tests.mutation_cases import N, data, kfac, net, weights
+from tests.recording import Heard
 from tests.sessions import cross_entropy as loss_fn
 
 
@@ -36,7 +39,7 @@ def session(p, model, lr=0.1, dataset=None, **options):
     )
 
 
-def train(s, steps=None):
+def train(s, steps=None, loss_fn=loss_fn):
     for done, batch in enumerate(s.batches(), 1):
         s.step(batch, loss_fn)
         if done == steps:
@@ -266,6 +269,7 @@ def secure(steps=4, **settings):
 
 
 def open_secure(folder, model=None, **how):
+    folder.mkdir(exist_ok=True)
     return session(secure(), model or net(), ledger_path=folder / "ledger.jsonl", **how)
 
 
@@ -354,9 +358,10 @@ def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path):
 def test_a_session_charges_its_whole_plan_once(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
     with open_secure(tmp_path, budget=ward) as s:
-        assert s.ledger.count == 0 and s.receipt is not None
-        assert s.receipt.after == pytest.approx(s.plan.epsilon()) and s.receipt.before == 0.0
+        assert s.ledger.count == 0 and s.receipt is None and not ward.charges
         train(s, 2)
+        assert s.receipt is not None and s.receipt.before == 0.0
+        assert s.receipt.after == pytest.approx(s.plan.epsilon())
         s.save(tmp_path / "checkpoint")
     with open_secure(tmp_path, budget=ward) as s:
         assert s.receipt is not None and s.receipt.before == 0.0
@@ -374,3 +379,57 @@ def test_a_session_that_does_not_fit_leaves_nothing_behind(tmp_path):
         session(plan(1.0), net(), ledger_path=tmp_path / "ledger.jsonl", budget=ward)
     assert [x.name for x in tmp_path.iterdir() if x.suffix != ".lock"] == ["ward.toml"]
     assert ward.path.read_text("utf-8") == text
+
+
+def mixes(model, batch):
+    return loss_fn(model, batch) - loss_fn(model, batch).mean()
+
+
+def test_a_loss_that_public_rows_refuse_charges_no_budget(tmp_path):
+    ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
+    with open_secure(tmp_path, budget=ward) as s:
+        batch = next(s.batches())
+        with pytest.raises(ValueError, match="mixes examples"):
+            s.step(batch, mixes)
+        assert not ward.charges
+        s.step(batch, loss_fn)  # which the same session may correct
+        assert len(ward.charges) == s.ledger.count == 1
+
+
+def test_what_private_rows_may_decide_comes_after_the_charge(tmp_path):
+    ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
+    charges = Heard()
+
+    def note(model, batch):
+        charges.append(len(ward.charges))
+        return loss_fn(model, batch)
+
+    with open_secure(tmp_path, budget=ward, verify=False) as s:
+        train(s, 1, note)
+    assert charges and set(charges) == {1}
+
+
+def test_a_release_beside_the_steps_comes_after_the_charge(tmp_path):
+    ward = Budget(tmp_path / "ward.toml", epsilon=30.0, delta=1e-3)
+    kind = ExtraRelease(purpose="counts", noise_multiplier=1.0, norm=1.0)
+    plan = secure(extra_releases=(kind,))
+    with session(plan, net(), budget=ward) as s:
+        with pytest.raises(ValueError, match="raise norm"):
+            s.release_vector("counts", np.zeros(2), 2.0)
+        assert not ward.charges
+        s.release_vector("counts", np.zeros(2), 1.0)
+        assert len(ward.charges) == s.ledger.count == 1
+    with session(plan, net(), budget=ward) as s:
+        s.forfeit_steps()
+        assert len(ward.charges) == 2 and s.ledger.count == 5
+
+
+def test_a_budget_that_another_run_spends_first_refuses_the_first_step(tmp_path):
+    ward = Budget(tmp_path / "ward.toml", epsilon=secure().epsilon() * 1.1, delta=1e-3)
+    with open_secure(tmp_path / "a", budget=ward) as a, open_secure(tmp_path / "b") as b:
+        ward.charge(b.plan, b.ledger)
+        with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε"):
+            train(a)
+        with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε"):
+            a.forfeit_steps()
+        assert a.ledger.count == 0

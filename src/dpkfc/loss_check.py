@@ -52,10 +52,6 @@ class LossCheck:
     _checked: set[Hashable] = field(default_factory=set)
     _unchecked_reason: str = ""
 
-    def is_due(self, loss_fn: LossFn) -> bool:
-        """Return whether a loss has not been checked yet."""
-        return bool(self.verify) and identify_program(loss_fn) not in self._checked
-
     def forget(self) -> None:
         """Check all losses again, since passes run in another way from now on."""
         self._checked.clear()
@@ -81,7 +77,8 @@ class LossCheck:
             ValueError: examples mix, or a sharded model has an operation that is not proved; a loss
                 that lazy noise does not go with.
         """
-        if not self.is_due(loss_fn):
+        program = identify_program(loss_fn)
+        if not self.verify or program in self._checked:
             return
         lazy.expose()
         self.mode.unproved_operation = None
@@ -113,7 +110,7 @@ class LossCheck:
             )
         if lazy.tables:
             self._check_reads(loss_fn, template.attempts(collate, device), lazy)
-        self._checked.add(identify_program(loss_fn))
+        self._checked.add(program)
         self.mode.unproved_operation = unproved
         # A failing record of one process would leave the others of a divided model waiting.
         self.mode.is_checked = verdict.is_accepted and not self.is_sharded

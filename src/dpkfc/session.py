@@ -50,10 +50,10 @@ from dpkfc.memory import MicroBatchSize, available_bytes
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.postprocess.weight_average import WeightAverage
 from dpkfc.preconditioning import PreconditionerManager
-from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.gaussian_pairs import Floats
-from dpkfc.privacy.ledger import BudgetExhausted
+from dpkfc.privacy.ledger import BudgetExhausted, Receipt
 from dpkfc.privacy.ledger_lines import LedgerError
 from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.privacy.rng import NoiseStream
@@ -95,8 +95,9 @@ class Session:
         public_records: records that are not private, for that check. By default numbers are drawn
             with the shapes of the tensors or the features of the dataset, or in types and lengths
             that most of a few records share.
-        budget: of the people in the dataset. The whole plan is charged before the session exists; a
-            session that goes on with its ledger is not charged again.
+        budget: of the people in the dataset. The whole plan is charged before the first private row
+            is read, when all that public rows show has been checked; a session that goes on with
+            its ledger is not charged again.
         resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
             is left. `restore` goes on with the weights, too.
         callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
@@ -111,7 +112,6 @@ class Session:
 
     Attributes:
         ledger: the privacy ledger.
-        receipt: what the budget was charged, None without one.
 
     Raises:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another
@@ -232,7 +232,12 @@ class Session:
         self._resume = resume
         # Whether the model holds the weights of the last release in the ledger.
         self._has_latest_weights = False
-        self.receipt = self._begin(budget)
+        if not resume:
+            self.ledger.refuse_spent()
+        if budget is not None:
+            self._ranks.broadcast_from_rank0(
+                lambda: budget.charge_on_begin(plan, self.ledger), "budget"
+            )
 
     def _bound_kept_noise(self, noise: NoiseStream) -> None:
         """Let kept noise take a quarter of the free memory; say where it would take more."""
@@ -285,27 +290,10 @@ class Session:
         graph = GraphPasses(self.model, self.layers, tensors, compiles=compiles)
         return GradientMode(graph=graph)
 
-    def _begin(self, budget: Budget | None) -> Receipt | None:
-        """Refuse a ledger whose plan is spent, and charge the budget.
-
-        Raises:
-            BudgetExhausted: nothing is left of the plan or of the budget.
-            BudgetError: the budget cannot count this plan.
-        """
-        try:
-            if self._unrestored_releases >= self.plan.steps and not self._resume:
-                raise BudgetExhausted(
-                    f"all {self.plan.steps} releases of the plan are spent in"
-                    f" {self.ledger.name}: take another ledger_path, or resume=True to evaluate"
-                )
-            if budget is None:
-                return None
-            return self._ranks.broadcast_from_rank0(
-                lambda: budget.charge(self.plan, self.ledger), "budget"
-            )
-        except BaseException:
-            self.ledger.abandon()
-            raise
+    @property
+    def receipt(self) -> Receipt | None:
+        """What the budget was charged, in the process with rank 0; None before that."""
+        return self.ledger.receipt
 
     def _check_begun(self) -> None:
         """Refuse to begin at new weights on the ledger of an earlier run.
@@ -398,9 +386,13 @@ class Session:
         self._check_state()
         if not self._callbacks.has_started:
             self._callbacks.start(self, self.preconditioner)
+        run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
+        run(partial(self._check_loss, loss_fn))
         self.release_curvature()
         self._pipeline.preconditioning.refresh(self._step)
-        run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
+        if self._is_first_step:
+            # Nothing that follows is refused for public reasons alone.
+            self._ranks.broadcast_from_rank0(self.ledger.begin, "budget")
         sums, norms = run(lambda: self._clipped_sum(batch, loss_fn))
         # A forward pass may write through `.data`, which torch does not count.
         self._ranks.run_on_all(partial(self._weights.check_parameters, after_passes=True))
@@ -495,11 +487,15 @@ class Session:
         """Make the release of this step. Audits override this method to see both."""
         return self._pipeline.release(clipped, self._step)
 
-    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
-        """Return the clipped sum of this rank's units and their private norms."""
+    def _check_loss(self, loss_fn: LossFn) -> None:
+        """Check a loss on public rows, unless that was done before."""
         self._loss_check.check(
             loss_fn, self._dataset, self._loader.collate, self._size.bound, self._lazy
         )
+
+    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
+        """Return the clipped sum of this rank's units and their private norms."""
+        self._check_loss(loss_fn)  # for those who call this method alone
         with self._lazy.passes():
             return self._sum_in_passes(batch, loss_fn)
 
@@ -691,6 +687,7 @@ class Session:
 
     def _release_vector(self, kind: ExtraRelease, vector: Floats) -> Floats:
         self._check_begun()
+        self.ledger.begin()
         # In test mode every draw has a number of its own; others ignore it.
         draw = self.plan.steps + 1 + self.ledger.extra.get(kind.purpose, 0)
         return release_vector(vector, kind, self.plan, self.ledger, draw)
@@ -746,6 +743,7 @@ class Session:
     def _sum_moments(self, kind: ExtraRelease) -> Tensor:
         """Return the sum of the clipped second moments of this process's records, float64."""
         maps, head = split_head(self.model)
+        self.ledger.begin()
         size = len(self._loader) if self._share else self.plan.dataset_size
         blocks: Iterable[Any] = (
             np.arange(start, min(start + _SUMMED_ROWS, size))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.noise_probes import FeatureNoise
 from dpkfc.integrations.lightning import PrivateTraining
+from dpkfc.privacy import Budget
 from dpkfc.session import Session
 from tests.integrations.lightning_cases import (
     Net,
@@ -56,6 +57,24 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path):
     assert trainer.global_step == releases(tmp_path) == mine.grads == 7
     assert trainer.lr_scheduler_configs[0].scheduler.get_last_lr()[0] == pytest.approx(0.1 * 0.9**7)
     assert max(n for training, n in mine.seen if training) <= 5
+
+
+def test_a_loss_that_public_rows_refuse_charges_no_budget(tmp_path):
+    class Mixing(Net):
+        def per_example_loss(self, batch):
+            losses = super().per_example_loss(batch)
+            return losses - losses.mean()
+
+    ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
+    for module in (Mixing(), Net()):
+        private = PrivateTraining(plan_of(), data(), budget=ward)
+        if isinstance(module, Mixing):
+            with pytest.raises(ValueError, match="mixes examples"):
+                trainer_of(tmp_path, private).fit(module)
+            assert not ward.charges
+        else:
+            trainer_of(tmp_path, private).fit(module)
+    assert len(ward.charges) == 1
 
 
 def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path):

@@ -263,8 +263,9 @@ def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path):
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = make_private(make_engine(ward), ledger_path=path)
-    assert len(ward.charges) == 1 and ward.charges[0].releases == 10
+    assert not ward.charges
     train(model, optimizer, batches)
+    assert len(ward.charges) == 1 and ward.charges[0].releases == 10
     engine.close()
     record = read_weights_record(path)
     assert (
@@ -286,7 +287,8 @@ def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
     settings = {"epochs": 1, "target_delta": 1e-5, "ledger_path": path}
-    engine, *_ = make_private(make_engine(ward), **settings)
+    engine, *parts = make_private(make_engine(ward), **settings)
+    train(*parts, steps=1)
     noise = engine.plan.noise_multiplier
     engine.close()
     unlimited = {"noise_multiplier": noise, "test_mode_seed": None}
@@ -297,6 +299,36 @@ def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path):
     with pytest.raises(LedgerError, match="begun for unlimited releases, this run is for 5"):
         make_private(make_engine(ward), **settings | {"ledger_path": free}, resume=True)
     assert len(ward.charges) == 1
+
+
+@pytest.mark.parametrize("mixes", ["model", "loss"])
+def test_a_model_that_public_rows_refuse_charges_no_budget(tmp_path, mixes):
+    ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
+    model = mlp()
+    if mixes == "model":
+        model.register_forward_hook(lambda module, args, output: output - output.mean(0))
+    engine, *parts = make_private(make_engine(ward), model)
+    with engine, pytest.raises(ValueError, match="examples|batch"):
+        train(*parts, criterion=lambda output, y: F.cross_entropy(output, y).square())
+    assert engine.ledger.count == 0
+    # A script's loss is seen on private rows alone, and a script may choose it by them.
+    assert len(ward.charges) == (mixes == "loss")
+
+
+def test_an_optimizer_that_makes_no_step_charges_no_budget(tmp_path):
+    ward, model = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3), mlp()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    with pytest.raises(ValueError, match="Adam cannot make a step"):
+        make_engine(ward).make_private_with_epsilon(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader(),
+            target_epsilon=5.0,
+            target_delta=1e-3,
+            epochs=2,
+            max_grad_norm=1.0,
+        )
+    assert not ward.charges
 
 
 def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path):

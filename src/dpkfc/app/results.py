@@ -198,7 +198,7 @@ def _facts(
             "gradients": session.gradients,
         },
         device=config.run.device,
-        receipt=session.receipt,
+        receipt=session.ledger.receipt,
         declared=config.card,
         start=str(ledger.header.get("created", "")),
         extra=describe_extra(ledger.releases, prepared.plan.delta),

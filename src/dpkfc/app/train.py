@@ -47,7 +47,7 @@ from dpkfc.config import Plan
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.gradients.model_checks import check_finite
 from dpkfc.integrations.loggers import make_logger
-from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.budget import Budget
 from dpkfc.report.card import stamp
 from dpkfc.report.text import round_up
 from dpkfc.session import Session
@@ -97,7 +97,7 @@ def run(
             config = use_own_device(config.change(out=str(folder.path)))
             prepared = _prepare_on_all(config, ranks, recipe, may_find_bounds=True)
             _check_private_bounds(prepared)
-            ranks.broadcast_from_rank0(partial(check_budget, prepared), "budget")
+            ranks.broadcast_from_rank0(partial(check_budget, prepared, console), "budget")
             digest = ranks.broadcast_from_rank0(
                 partial(data_digest, config, prepared.data.digest), "data"
             )
@@ -170,10 +170,18 @@ def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
     return replace(prepared, recipe=found, data=data)
 
 
-def check_budget(prepared: Prepared) -> None:
-    """Refuse a run that does not fit into its budget, before anything is written."""
-    if budget := _find_budget(prepared.config):
-        budget.check(prepared.plan, prepared.plan.steps)
+def check_budget(prepared: Prepared, console: Console | None = None) -> None:
+    """Refuse a run that does not fit into its budget, before anything is written; say what fits."""
+    budget = _find_budget(prepared.config)
+    if budget is None:
+        return
+    receipt = budget.check(prepared.plan, prepared.plan.steps)
+    text = (
+        f"budget of {receipt.people}: ε of all runs {round_up(receipt.before)} before this one,"
+        f" {round_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
+    )
+    if console is not None:
+        console.print(text, markup=False, highlight=False)
 
 
 def _find_budget(config: RunConfig) -> Budget | None:
@@ -357,8 +365,6 @@ def _train(
         callbacks=loggers,
     )
     with session:
-        if console is not None and session.receipt is not None:
-            _announce_receipt(session.receipt, console)
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
             is_spent = session.steps_done >= plan.steps
@@ -423,14 +429,6 @@ def _judge_canaries(canaries: PlantedCanaries, plan: Plan, metrics: Metrics) -> 
     seconds = sum(row.seconds or 0.0 for row in metrics.rows)
     claimed = plan.curve.epsilon(plan.steps)
     return judge_canaries(canaries, plan, claimed, seconds, where=RELEASED)
-
-
-def _announce_receipt(receipt: Receipt, console: Console) -> None:
-    text = (
-        f"budget of {receipt.people}: ε of all runs {round_up(receipt.before)} before this one,"
-        f" {round_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
-    )
-    console.print(text, markup=False, highlight=False)
 
 
 def _make_result(

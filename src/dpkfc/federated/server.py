@@ -39,7 +39,7 @@ from dpkfc.federated.sums import total_norm
 from dpkfc.gradients.layers import device_of_layers
 from dpkfc.linalg.blocks import accumulation_dtype
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.privacy.rng import SamplingStream
@@ -57,14 +57,12 @@ class Server(PartyModel):
         model: any module that a `Session` takes; trained in place.
         ledger_path: file of the ledger; None keeps it in memory.
         budget: of all people whose records the clients have; the whole plan is charged to it when
-            the first round begins, or by `restore`.
-
-    Attributes:
-        receipt: ε of the people before and after the charge; None before it or without a budget.
+            the first round begins.
 
     Raises:
         ValueError: a model that the gradient engine does not cover.
         LedgerError: the ledger belongs to another plan, or cannot be written.
+        BudgetExhausted: the plan does not fit into the budget.
 
     Guarantee:
         All that leaves the server is computed from at most `plan.releases` releases. Each is in
@@ -98,9 +96,9 @@ class Server(PartyModel):
         self._channels: dict[int, bytes] = {}
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
-        self.receipt: Receipt | None = None
-        self._budget = budget
         self._weights = ReleasedWeights(model)
+        if budget is not None:
+            budget.charge_on_begin(plan, self.ledger)
 
     # -- the protocol ------------------------------------------------------------------------------
 
@@ -126,7 +124,7 @@ class Server(PartyModel):
         Without secure aggregation the answer is empty.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent, or it does not fit into the budget.
+            BudgetExhausted: every release is spent, or another run has spent the budget.
             RuntimeError: a round is in progress, or fewer clients are enrolled than the plan needs.
         """
         self._check_ready()
@@ -142,8 +140,8 @@ class Server(PartyModel):
         clients of its cohort must answer, or the round ends without a release and stays charged.
 
         Raises:
-            BudgetExhausted: every release of the plan is spent, or the plan does not fit into the
-                budget; nothing was charged, nothing may be sent.
+            BudgetExhausted: every release is spent, or another run has spent the budget; nothing
+                was charged, nothing may be sent.
             RuntimeError: a round is in progress, or too few clients are enrolled.
             TooFewKeys: fewer clients have keys than the plan needs; nothing was charged, nothing
                 may be sent.
@@ -286,16 +284,7 @@ class Server(PartyModel):
                 f"all {self._config.rounds} rounds of the plan are spent (ε ="
                 f" {self.epsilon:.3g}); nothing was sent"
             )
-        self._charge_budget()
-
-    def _charge_budget(self) -> None:
-        """Charge the whole plan once, when nothing else can refuse the run."""
-        if self._budget is not None and not self.receipt:
-            try:
-                self.receipt = self._budget.charge(self.plan, self.ledger)
-            except BaseException:
-                self.ledger.abandon()
-                raise
+        self.ledger.begin()
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
         """Sample the next round's cohort for an exchange of keys."""
@@ -523,7 +512,6 @@ class Server(PartyModel):
             self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
             self._weights.record()
         self._delivery.forget()
-        self._charge_budget()
         return meta["extra"]
 
     def close(self) -> None:

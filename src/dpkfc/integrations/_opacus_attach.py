@@ -28,7 +28,7 @@ from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader
 from dpkfc.integrations._opacus_options import Options
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.budget import Budget
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger
+from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import LedgerError
 
 Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
@@ -74,14 +74,14 @@ def make_config(
 def attach(
     plan: Plan, parts: Parts, options: Options, max_releases: int | None, budget: Budget | None
 ) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger, register the hooks and charge the budget.
+    """Open the ledger, register the hooks and check the budget.
 
     Args:
         plan: for the dataset of the loader.
         parts: model, optimizer and the script's own loader.
         options: keywords of `make_private`.
         max_releases: most steps in the ledger, None for no limit.
-        budget: charged with the whole plan; None for no budget.
+        budget: charged with the whole plan when it begins; None for no budget.
 
     Returns:
         The step behind `optimizer.step()`, and the private loader.
@@ -113,7 +113,7 @@ def attach(
         # Every script gets this warning: one that depended on records would tell of them.
         warnings.warn(_NAN_WARNING, UserWarning, stacklevel=4)
         if budget is not None:
-            step.receipt = budget.charge(plan, ledger)
+            budget.charge_on_begin(plan, ledger)
         undo.pop_all()
     _warn_of_earlier_run(source.dataset, ledger, has_budget=budget is not None)
     return step, loader
@@ -152,11 +152,7 @@ def _check_resumed(ledger: Ledger, resume: bool) -> None:
     """
     if resume or not ledger.count:
         return
-    if ledger.remaining == 0:
-        raise BudgetExhausted(
-            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
-            " ledger_path, or resume=True to evaluate"
-        )
+    ledger.refuse_spent()
     raise LedgerError(
         f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
         " pass resume=True, or take another ledger_path"

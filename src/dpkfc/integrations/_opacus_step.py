@@ -51,7 +51,6 @@ from dpkfc.integrations._opacus_numbers import ScriptNumbers
 from dpkfc.integrations._pending_batch import PendingBatchGuard
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
-from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.public_rows.template import find_template
@@ -120,7 +119,6 @@ class PrivateStep:
         )
         self.step = ledger.count
         self._releases_before = ledger.count
-        self.receipt: Receipt | None = None
         self._parameters = trainable_tensors(model)
         check_not_private(model, optimizer)
         self._clip = plan.config.clip
@@ -302,6 +300,8 @@ class PrivateStep:
                     self.weights.check_before_passes()
             recording.begin_forward()
             self._maybe_verify(args, kwargs, recording)
+            # The script's loss is a line of its own, which private rows alone show.
+            self.ledger.begin()
         except BaseException:
             self.forget()
             raise

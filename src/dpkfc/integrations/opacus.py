@@ -69,8 +69,9 @@ class PrivacyEngine:
         accountant: "pld" (default), "prv" (the same) or "rdp".
         secure_mode: must be False. For protection against floating-point attacks use a `Session`
             with `noise="rounded"`. On a CPU the noise comes from a cipher without it.
-        budget: of the people in the dataset. `make_private_with_epsilon` charges its whole plan to
-            it, once for each ledger.
+        budget: of the people in the dataset. The whole plan of `make_private_with_epsilon` is
+            charged to it once for each ledger, before the model runs on the first private batch. A
+            model that mixes examples is refused before, a loss that does so after the charge.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.

@@ -4,6 +4,11 @@ A run charges all releases of its plan. The accountant composes them with the re
 earlier runs, and a run that would take the total above the budget is refused. A crash between
 charge and start therefore counts too much, never too little. Nothing is given back: a ledger cannot
 prove that a stopped run will never go on.
+
+A run starts when the first private record is about to decide something. What is refused before,
+for its settings, model, optimizer or a loss on public rows, charges nothing. From then on the
+charge is on the disk, whatever follows. So no value of a record decides whether a run is charged,
+and no release is ahead of its charge (`Ledger.begin`).
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
@@ -31,7 +36,8 @@ from dpkfc.disk_sync import sync
 from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.events import compose, event_from_dict, event_to_dict
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, Receipt, verify
+from dpkfc.privacy.ledger_lines import Verified
 from dpkfc.privacy.locks import take_lock
 from dpkfc.privacy.quick_epsilon import quick_epsilon
 
@@ -60,7 +66,7 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """One run in a budget.
+    """One run in a budget; a forecast has no ledger.
 
     Attributes:
         ledger: name of its ledger.
@@ -73,11 +79,11 @@ class Charge:
         event: of one release, as JSON; of all kinds together where there are several.
         epsilon: ε of this run alone, at the budget's δ.
         before, after: total ε without and with this run, at the budget's δ.
-        released, head: of the ledger, when the run was last opened or closed; unset in a forecast.
+        released, head: of the ledger, when the run was last opened or closed.
     """
 
-    ledger: str
-    path: str
+    ledger: str = ""
+    path: str = ""
     plan: str
     when: str
     unit: str
@@ -94,23 +100,6 @@ class Charge:
     def cost(self) -> tuple[DpEvent, int]:
         """The event of a release, and the number of releases."""
         return event_from_dict(json.loads(self.event)), self.releases
-
-
-@dataclass(frozen=True, kw_only=True)
-class Receipt:
-    """What a run was told when it charged a budget.
-
-    Attributes:
-        people: whom the budget is about.
-        epsilon, delta: of the budget.
-        before, after: total ε without and with this run, at δ.
-    """
-
-    people: str
-    epsilon: float
-    delta: float
-    before: float
-    after: float
 
 
 class Budget:
@@ -168,18 +157,40 @@ class Budget:
         """Total ε of all runs so far, at δ."""
         return total_epsilon([charge.cost for charge in self.charges], self.delta)
 
-    def check(self, plan: PlanBase, releases: int) -> Receipt:
+    def check(self, plan: PlanBase, releases: int | None) -> Receipt:
         """Return what a new run would be charged, and write nothing.
 
         Args:
             plan: of the run.
-            releases: that its plan allows.
+            releases: that its plan allows; a plan without an end is refused.
 
         Raises:
             BudgetError: a run that this budget cannot count.
             BudgetExhausted: the run does not fit.
         """
-        return self._receipt(self._price(self._read(), plan, releases, "", ""))
+        return self._receipt(self._price(self._read(), plan, releases))
+
+    def charge_on_begin(self, plan: PlanBase, ledger: Ledger) -> None:
+        """Check that a run fits, and let its ledger charge it when the run begins.
+
+        A run that was charged before begins at once.
+
+        Args:
+            plan: of the run.
+            ledger: of the run, open; abandoned if the run is refused.
+
+        Raises:
+            BudgetError, BudgetExhausted: as `check`.
+        """
+        ledger.on_begin = functools.partial(self.charge, plan)
+        try:
+            if _find_charge(self._read(), ledger, _place_of(ledger)) is None:
+                self.check(plan, ledger.max_releases)
+            else:
+                ledger.begin()
+        except BaseException:
+            ledger.abandon()
+            raise
 
     def charge(self, plan: PlanBase, ledger: Ledger) -> Receipt:
         """Charge a whole plan once for each ledger. When this returns, the disk has the charge.
@@ -195,15 +206,10 @@ class Budget:
             BudgetError: a run that this budget cannot count, or a file that cannot be written.
             BudgetExhausted: the run does not fit; nothing was written.
         """
-        if ledger.max_releases is None:
-            raise BudgetError(
-                "a budget counts runs with a planned end; make_private has none: use"
-                " make_private_with_epsilon"
-            )
-        path = "" if ledger.place is None else str(ledger.place.resolve())
+        path = _place_of(ledger)
         with _locked(self.path):
             state = self._read()
-            number = _find_charge(state, ledger.id, path, ledger.contains)
+            number = _find_charge(state, ledger, path)
             if number is not None:
                 ledger.on_end = functools.partial(self._record, number)
                 return self._receipt(self._update(state, number, ledger))
@@ -214,8 +220,13 @@ class Budget:
                     ledger.name,
                     self.path.name,
                 )
-            charge = self._price(state, plan, ledger.max_releases, ledger.id, path)
-            charge = replace(charge, released=ledger.count, head=ledger.head)
+            charge = replace(
+                self._price(state, plan, ledger.max_releases),
+                ledger=ledger.id,
+                path=path,
+                released=ledger.count,
+                head=ledger.head,
+            )
             row = tomli_w.dumps({"charge": [asdict(charge)]})
             _replace(self.path, f"{state.text}\n{row}")
         ledger.on_end = functools.partial(self._record, len(state.charges))
@@ -241,7 +252,7 @@ class Budget:
         before = str(Path(old).resolve())
         with _locked(self.path):
             state = self._read()
-            number = _find_charge(state, ledger.id, before, ledger.contains)
+            number = _find_charge(state, ledger, before)
             if number is None:
                 raise BudgetError(
                     f"no charge of {Path(new).name} has the path {Path(old).name}; dpkfc budget"
@@ -293,10 +304,13 @@ class Budget:
                 f"the budget {self.path.name} cannot be read ({reason}); name another file"
             ) from None
 
-    def _price(
-        self, state: _State, plan: PlanBase, releases: int, ledger: str, path: str
-    ) -> Charge:
+    def _price(self, state: _State, plan: PlanBase, releases: int | None) -> Charge:
         """Return the charge of a run that fits."""
+        if releases is None:
+            raise BudgetError(
+                "a budget counts runs with a planned end; make_private has none: use"
+                " make_private_with_epsilon"
+            )
         unit = unit_of(plan.privacy_unit)
         self._check_countable(state, plan, unit)
         costs = [charge.cost for charge in state.charges]
@@ -316,8 +330,6 @@ class Budget:
             )
         now = datetime.datetime.now(datetime.timezone.utc)
         return Charge(
-            ledger=ledger,
-            path=path,
             plan=plan.hash,
             when=now.isoformat(timespec="seconds"),
             unit=unit,
@@ -402,25 +414,28 @@ def _scale_noise(event: DpEvent, factor: float) -> DpEvent:
     return event_from_dict(scale(event_to_dict(event)))
 
 
-def _find_charge(
-    state: _State, ledger: str, path: str, contains: Callable[[int, str], bool]
-) -> int | None:
+def _find_charge(state: _State, ledger: Ledger | Verified, path: str) -> int | None:
     """Return the number of the charge that pays for a ledger, None if nothing does.
 
     A charge pays for one file, which still has the last head that the charge knows.
 
     Args:
         state: of the budget.
-        ledger: its name.
-        path: of its file.
-        contains: says whether its history had a head after so many releases.
+        ledger: as it is.
+        path: of its file, when it was charged.
     """
-    paid = {}
-    for number, charge in enumerate(state.charges):
-        is_whole = contains(charge.released, charge.head)
-        if charge.ledger == ledger and is_whole and _is_same_file(charge.path, path):
-            paid[number] = charge.released
-    return max(paid, key=paid.__getitem__) if paid else None
+    paid = [
+        (charge.released, number)
+        for number, charge in enumerate(state.charges)
+        if charge.ledger == ledger.id
+        and ledger.contains(charge.released, charge.head)
+        and _is_same_file(charge.path, path)
+    ]
+    return max(paid)[1] if paid else None
+
+
+def _place_of(ledger: Ledger) -> str:
+    return "" if ledger.place is None else str(ledger.place.resolve())
 
 
 def _is_same_file(one: str, other: str) -> bool:

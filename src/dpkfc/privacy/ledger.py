@@ -13,6 +13,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,23 @@ class BudgetExhausted(RuntimeError):
     """A release beyond the plan: refused, nothing was written and nothing may leave."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What a run was told when it charged a budget.
+
+    Attributes:
+        people: whom the budget is about.
+        epsilon, delta: of the budget.
+        before, after: total ε without and with this run, at δ.
+    """
+
+    people: str
+    epsilon: float
+    delta: float
+    before: float
+    after: float
+
+
 class Ledger:
     """The one writer of a ledger.
 
@@ -54,7 +72,9 @@ class Ledger:
         place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
         max_releases: steps that the plan allows, None for no limit.
+        on_begin: called with the ledger once, by `begin`; returns the receipt.
         on_end: called with the ledger after the last release of the plan, and before it closes.
+        receipt: what a budget of several runs was charged, None before that and without one.
     """
 
     def __init__(
@@ -71,7 +91,9 @@ class Ledger:
         self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
+        self.on_begin: Callable[[Ledger], Receipt] | None = None
         self.on_end: Callable[[Ledger], None] | None = None
+        self.receipt: Receipt | None = None
         self._extra = dict(extra or {})
         self._state = state
         self._counts = Counter(line.get("purpose", "") for line in state.releases)
@@ -180,6 +202,33 @@ class Ledger:
         """Return whether this history had `head` after `count` releases; ask before a resume."""
         return self._state.contains(count, head)
 
+    def refuse_spent(self) -> None:
+        """Close the ledger if its plan is spent.
+
+        Raises:
+            BudgetExhausted: no step is left.
+        """
+        if self.remaining == 0:
+            self.close()
+            raise BudgetExhausted(
+                f"all {self.steps} releases of the plan are spent in {self.name}: take another"
+                " ledger_path, or resume=True to evaluate"
+            )
+
+    def begin(self) -> Receipt | None:
+        """Let the budget of several runs charge this one, and return what it was charged.
+
+        Call this before the first value of a private record can decide anything, a refusal too.
+        `charge` calls it before the first release in any case.
+
+        Raises:
+            BudgetError, BudgetExhausted: as `Budget.charge`; nothing may be read or released.
+        """
+        if self.on_begin is not None:
+            self.receipt = self.on_begin(self)
+            self.on_begin = None
+        return self.receipt
+
     def charge(
         self,
         step: int,
@@ -222,6 +271,7 @@ class Ledger:
                 f"the plan allows {most} releases{kind} and {charged} are charged in"
                 f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
+        self.begin()
         if event is not self._event:
             self._event = event
             self._event_values = event_to_dict(event)

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
-from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.events import join_charges
-from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.ledger import Ledger, Receipt
 from dpkfc.privacy.ledger_lines import version
 from dpkfc.report.officer import Declared, explain_guarantee
 from dpkfc.report.text import json_number
@@ -354,7 +353,7 @@ def session_card(
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
-        receipt=trained.receipt,
+        receipt=ledger.receipt,
         declared=declared or Declared(),
         start=str(ledger.header.get("created", "")),
         total=total,

@@ -23,7 +23,6 @@ from dpkfc.report.officer import Declared
 
 if TYPE_CHECKING:
     from dpkfc.federated.plan import FederatedPlan
-    from dpkfc.privacy.budget import Receipt
     from dpkfc.privacy.ledger import Ledger
 
 _FEDERATED_PUBLIC = {
@@ -57,8 +56,6 @@ class FederatedRun(Protocol):
     def epsilon(self) -> float: ...  # noqa: D102
     @property
     def rejected(self) -> Mapping[str, int]: ...  # noqa: D102
-    @property
-    def receipt(self) -> Receipt | None: ...  # noqa: D102
     @property
     def unprotected_figures(self) -> Mapping[str, str]: ...  # noqa: D102
 
@@ -134,7 +131,7 @@ def build_federated_card(
         "results": dict(results or {}),
         "not_private": {**server.unprotected_figures, **(not_private or {})},
         "ledger": {"count": releases, "head": server.ledger.head},
-        **budget_section(server.receipt),
+        **budget_section(server.ledger.receipt),
         "plan_hash": plan.hash,
         "plan": plan.describe_mechanism(),
     }
