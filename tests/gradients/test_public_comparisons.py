@@ -12,7 +12,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.verification.batch_comparison import check_sizes
+from dpkfc.verification.constant_numbers import ConstantNumbers
+from dpkfc.verification.differences import gradients_differ
 from dpkfc.verification.public_passes import PublicPasses
+from dpkfc.verification.row_functions import split_rows
 from tests.models import randn
 from tests.recording import Heard
 from tests.sessions import assert_refused, open_session, train
@@ -323,3 +326,31 @@ def test_a_module_may_count_passes_and_not_examples():
     train(Counting(False), rows(), sine_loss)
     refused = open_session(Counting(True), rows())
     assert_refused(refused, "the loss of a row in a batch of 16 differs", sine_loss)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
+def test_every_row_is_kept_while_any_other_row_is_replaced(size):
+    pairs = set()
+    for _, kept, batch in split_rows(size):
+        replaced = [i for i in range(size) if batch[i] != i]
+        assert sorted(kept + replaced) == list(range(size))
+        assert all(batch[i] == i + size for i in replaced)
+        pairs |= {(k, r) for k in kept for r in replaced}
+    assert pairs == {(k, r) for k in range(size) for r in range(size) if k != r}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [(100.0, 105.2, False), (100.0, 106.0, True), (1e-3, 0.0, True), (0.0, 0.0, False)],
+)
+def test_gradients_differ_by_more_than_a_twentieth_of_the_larger(one, other, differ):
+    direction = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    assert gradients_differ(one * direction, other * direction) == differ
+    assert gradients_differ(other * direction, one * direction) == differ
+
+
+def test_constant_numbers_are_numbers_that_could_have_been_drawn():
+    with ConstantNumbers():
+        assert sorted(torch.randperm(5).tolist()) == list(range(5))
+        assert 0 <= float(torch.rand(())) < 1
+        assert 3 <= float(torch.empty(()).uniform_(3, 4)) < 4
