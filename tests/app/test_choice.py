@@ -8,7 +8,11 @@ from dpkfc.app.plan_settings import settle
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS
 from dpkfc.app.train import run
+from dpkfc.privacy.attack_rates import attack_rates
+from dpkfc.report.card_files import write_card_files
+from dpkfc_verify.run import HOLDS, verify_run
 from tests.app.finished import read_card
+from tests.command_line import call
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -78,21 +82,47 @@ def test_what_was_stated_stands_on_the_card(tmp_path):
     )
 
 
+def table_settings(folder):
+    """Return settings for a table of a number of which a user states nothing but ε."""
+    rows = "".join(f"{stay % 60},{stay % 9}\n" for stay in range(100))
+    (folder / "stays.csv").write_text(f"age,days\n{rows}", "utf-8")
+    schema = 'target = "days"\ntarget_bounds = [0, 9]\n[columns.age]\nkind = "number"\n'
+    (folder / "stays.toml").write_text(schema + "bounds = [0, 60]\n", "utf-8")
+    places = {"data": str(folder / "stays.csv"), "schema": str(folder / "stays.toml")}
+    return {**places, "epsilon": 3.0, "threads": 0, "out": str(folder / "run")}
+
+
 def test_a_user_who_states_only_a_budget_has_chosen_nothing(tmp_path):
     """The batch of all records, the loss of a number and its rate follow from file and schema."""
-    rows = "".join(f"{stay % 60},{stay % 9}\n" for stay in range(100))
-    (tmp_path / "stays.csv").write_text(f"age,days\n{rows}", "utf-8")
-    schema = 'target = "days"\ntarget_bounds = [0, 9]\n[columns.age]\nkind = "number"\n'
-    (tmp_path / "stays.toml").write_text(schema + "bounds = [0, 60]\n", "utf-8")
-    places = {
-        name: str(tmp_path / f"stays.{end}") for name, end in (("data", "csv"), ("schema", "toml"))
-    }
-    chosen = {**places, "epsilon": 3.0, "threads": 0, "out": str(tmp_path / "run")}
+    chosen = table_settings(tmp_path)
     card = read_card(run(run_config(chosen)).folder)
     assert card["hyper_parameters"]["chosen_by"] == RECIPE_DEFAULTS
     chosen |= {"expected_batch_size": 20, "lr": 0.3, "out": str(tmp_path / "other")}
     card = read_card(run(run_config(chosen)).folder)
     assert card["hyper_parameters"]["chosen_by"].startswith("lr, expected_batch_size: given")
+
+
+def test_the_officer_of_a_table_reads_what_moments_and_steps_mean_together(tmp_path):
+    folder = run(run_config(table_settings(tmp_path))).folder
+    card = read_card(folder)
+    meaning, epsilon = card["meaning"], card["guarantee"]["epsilon"]
+    general = attack_rates(None, card["guarantee"]["releases"], epsilon, card["guarantee"]["delta"])
+    assert meaning["right_at_even_odds"] < 0.8 < general.right
+    assert epsilon < meaning["groups"]["2"]["epsilon"] < 3 * epsilon
+    assert call("ledger", "verify", folder).exit_code == 0
+    assert verify_run(folder).verdict == HOLDS
+    # Earlier cards of such runs have the bounds that hold for any releases.
+    card["meaning"] = {
+        "right_at_even_odds": general.right,
+        "found_at_1_percent_false_alarms": general.found,
+        "rates_by": general.by,
+        "groups": {},
+    }
+    write_card_files(folder, card)
+    assert call("ledger", "verify", folder).exit_code == 0
+    card["meaning"]["right_at_even_odds"] = 0.51
+    write_card_files(folder, card)
+    assert "another meaning of ε" in call("ledger", "verify", folder).output
 
 
 def test_data_that_were_moved_during_a_run_cost_no_card(tmp_path):
