@@ -585,7 +585,9 @@ def _scaled(x, weight):
     """Return a product of 8-bit numbers, in float64."""
     x, weight = x.to(torch.float8_e4m3fn), weight.t().contiguous().t().to(torch.float8_e4m3fn)
     one = torch.ones(())
-    return torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    # torch's own kernel runs on every processor, and oneDNN's on some.
+    with torch.backends.mkldnn.flags(enabled=False):
+        return torch._scaled_mm(x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def convolutions():
