@@ -137,7 +137,7 @@ def write_results(
             scores = recipe.task.scores(*judged_parts)
         content = {"measured_on": metrics.measured_on, **scores.to_json(recipe.classes)}
         write_json(folder.scores, content)
-    card = build_card(prepared.plan, _facts(prepared, session, metrics, scores))
+    card = build_card(prepared.plan, _facts(prepared, session, metrics, scores, folder))
     metrics.write(folder.metrics)
     write_weights_and_card(folder.path, session.released_state(), session.ledger, card)
     with evaluated_weights(session):
@@ -175,9 +175,15 @@ def _release_scores(
 
 
 def _facts(
-    prepared: Prepared, session: Session, metrics: Metrics, scores: Scores | None
+    prepared: Prepared,
+    session: Session,
+    metrics: Metrics,
+    scores: Scores | None,
+    folder: RunFolder,
 ) -> CardFacts:
     config = prepared.config
+    # The folder's copy of a schema is the one with which the run began.
+    own = config.change(schema=str(folder.schema)) if folder.schema.is_file() else config
     seeds = {"initial weights and probes": config.run.seed}
     if config.data.validation_size:
         seeds["validation split"] = config.data.split_seed
@@ -187,7 +193,7 @@ def _facts(
         releases=ledger.count,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_list_public(prepared),
-        chosen_by=describe_choice(config, prepared.data.size),
+        chosen_by=describe_choice(own, prepared.data.size),
         not_private={**_list_unprotected(prepared), **session.unprotected_figures},
         results=_results(prepared, metrics.select_evaluated()[-1], scores),
         seeds=seeds,

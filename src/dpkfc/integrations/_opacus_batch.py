@@ -703,7 +703,13 @@ class BatchRecording:
             )
         lengths = [n for x in tensors_of(unwrap_containers(self.batch)) for n in x.shape]
         is_read = self.tracker.has_shown or self.tracker.is_opaque
-        self.numbers.check(state.factor, self.tracker.trace or [], lengths, is_read=is_read)
+        self.numbers.check(
+            state.factor,
+            self.tracker.trace or [],
+            lengths,
+            is_read=is_read,
+            is_proved=self.exact is None,
+        )
         if state.is_mean:
             return float(self.size)
         return 1.0

@@ -20,11 +20,21 @@ class ScriptNumbers:
 
     def __init__(self) -> None:
         self._first: Any = None
+        # Of the first batch that was proved, and of the first one that was not.
+        self._traces: dict[bool, Trace] = {}
         # A number, a length, and the power of the length that the number has followed so far, with
         # the values that the length had.
         self._followed: dict[tuple[int, int, float], set[int]] = {}
 
-    def check(self, factor: float, trace: Trace, lengths: Sequence[int], *, is_read: bool) -> None:
+    def check(
+        self,
+        factor: float,
+        trace: Trace,
+        lengths: Sequence[int],
+        *,
+        is_read: bool,
+        is_proved: bool = True,
+    ) -> None:
         """Compare a batch with the first one.
 
         Args:
@@ -32,6 +42,7 @@ class ScriptNumbers:
             trace: what the script did with the examples.
             lengths: of the tensors of the batch.
             is_read: whether the script may know values of the batch.
+            is_proved: whether the model ran on all examples at once, and was followed.
 
         Raises:
             ValueError: a number follows a length or values of the batch, or the factor differs.
@@ -39,10 +50,10 @@ class ScriptNumbers:
         numbers = [x for x in trace if isinstance(x, float)]
         lengths = [max(1, x - less) for x in lengths for less in (0, 1)]
         if self._first is None:
-            self._first = factor, trace, numbers, lengths
+            self._first = factor, numbers, lengths
             of_each = product(range(len(numbers)), range(len(lengths)), _POWERS)
             self._followed = {of: {lengths[of[1]]} for of in of_each}
-        old_factor, old_trace, old_numbers, old_lengths = self._first
+        old_factor, old_numbers, old_lengths = self._first
         followed = {}
         for (i, k, power), values in self._followed.items():
             if i >= len(numbers) or k >= len(lengths):
@@ -59,7 +70,7 @@ class ScriptNumbers:
                     " example changes the others; use constants, and reduce losses by mean()"
                 )
         self._followed = followed
-        if is_read and trace != old_trace:
+        if trace != self._traces.setdefault(is_proved, trace) and is_read:
             raise ValueError(
                 "the loss is computed in another way than before, and values of the batch were"
                 " read; read them after loss.backward(), and batch tensors alone"
