@@ -104,6 +104,11 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release():
 FEATURES = Heard()
 
 
+@pytest.fixture(autouse=True)
+def _forget_features():
+    FEATURES.clear()
+
+
 def queue_features(h):
     """Add the features of the batch before, which no restored attribute holds."""
     FEATURES.append(h.detach())
