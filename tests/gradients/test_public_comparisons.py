@@ -11,6 +11,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
+from dpkfc.verification import check as check_module
 from dpkfc.verification.batch_comparison import check_sizes
 from dpkfc.verification.constant_numbers import ConstantNumbers
 from dpkfc.verification.differences import gradients_differ
@@ -359,3 +360,19 @@ def test_constant_numbers_are_numbers_that_could_have_been_drawn():
         assert sorted(torch.randperm(5).tolist()) == list(range(5))
         assert 0 <= float(torch.rand(())) < 1
         assert 3 <= float(torch.empty(()).uniform_(3, 4)) < 4
+
+
+def test_a_check_that_does_not_fit_is_made_of_half_of_the_rows_down_to_two(monkeypatch):
+    tried = []
+
+    def judge(passes, attempts, expected):
+        tried.append(passes.max_rows)
+        if len(tried) > 9:
+            pytest.fail("tried without end")
+        raise MemoryError
+
+    monkeypatch.setattr(check_module, "_judge", judge)
+    model = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="needs two examples in memory"):
+        check_module.check_on_public_rows(model, find_layers(model), None, [], expected=4)
+    assert tried == [8, 4, 2]
