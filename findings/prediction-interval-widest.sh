@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The criterion by which prediction-interval chooses its quantiles is the better the wider the intervals are: ones of a
-# hundred standard deviations beat those of 90 %, whatever eta.
+# The criterion by which prediction-interval chooses its quantiles favours wide intervals: a hundred standard
+# deviations are chosen before intervals of 90 %, for every eta.
 #
 # Packages: prediction-interval 0.1.9, xgboost-cpu 3.2.0, numpy 2.4.6, pandas 3.1.1, scipy 1.17.1, scikit-learn 1.9.1,
 #   matplotlib 3.11.2, seaborn 0.13.2.

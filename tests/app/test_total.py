@@ -82,7 +82,7 @@ def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path):
 
 def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path):
     message = refuse(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
-    assert "there is no budget" in message and not list(tmp_path.iterdir())
+    assert "does not exist" in message and not list(tmp_path.iterdir())
 
 
 # -- a total ---------------------------------------------------------------------------------------

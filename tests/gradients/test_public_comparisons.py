@@ -346,13 +346,21 @@ def test_every_row_is_kept_while_any_other_row_is_replaced(size):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "differ"),
-    [(100.0, 105.2, False), (100.0, 106.0, True), (1e-3, 0.0, True), (0.0, 0.0, False)],
+    ("one", "other", "dtype", "differ"),
+    [
+        (100.0, 101.0, torch.float32, False),
+        (100.0, 102.0, torch.float32, True),
+        (100.0, 105.2, torch.bfloat16, False),
+        (100.0, 106.0, torch.bfloat16, True),
+        (1e-3, 0.0, torch.float32, True),
+        (0.0, 0.0, torch.float32, False),
+    ],
 )
-def test_gradients_differ_by_more_than_a_twentieth_of_the_larger(one, other, differ):
+def test_gradients_differ_by_more_than_the_rounding_of_their_type(one, other, dtype, differ):
     direction = torch.tensor([0.6, 0.8], dtype=torch.float64)
-    assert gradients_differ(one * direction, other * direction) == differ
-    assert gradients_differ(other * direction, one * direction) == differ
+    dtypes = {torch.float64, dtype}
+    assert gradients_differ(one * direction, other * direction, dtypes) == differ
+    assert gradients_differ(other * direction, one * direction, dtypes) == differ
 
 
 def test_constant_numbers_are_numbers_that_could_have_been_drawn():

@@ -230,7 +230,7 @@ def test_a_budget_keeps_its_terms(tmp_path, settings, match):
 
 def test_a_missing_budget_is_one_error_and_no_file(tmp_path):
     with pytest.raises(
-        BudgetError, match=r"no budget .*; create one: dpkfc budget 'ty po\.toml' --"
+        BudgetError, match=r"the budget .* does not exist; create it: dpkfc budget 'ty po\.toml' --"
     ):
         Budget(tmp_path / "ty po.toml")
     with pytest.raises(BudgetError, match="cannot be written"):

@@ -164,7 +164,7 @@ def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     x = call.input if "weight" in layer.parameters else None
-    return Outer.of_rows(x, call.gradient, batch_size, homogeneous="bias" in layer.parameters)
+    return Outer.build(x, call.gradient, batch_size, homogeneous="bias" in layer.parameters)
 
 
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
@@ -177,7 +177,7 @@ def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
 def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     rows, padding = module.num_embeddings, module.padding_idx
-    return Lookup.of_rows(call.input, call.gradient, batch_size, rows, padding)
+    return Lookup.build(call.input, call.gradient, batch_size, rows, padding)
 
 
 def _make_tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:

@@ -123,7 +123,7 @@ class WeightUse:
             a = a.to(b.dtype)
             of_weight = a.mT @ b if product.crosswise else b.mT @ a
         else:
-            lookup = Lookup.of_rows(a, b, size, len(product.weight), product.padding)
+            lookup = Lookup.build(a, b, size, len(product.weight), product.padding)
             of_weight = lookup.per_example()
         gradients = {}
         for p, g in ((product.weight, of_weight), (product.bias, b.sum(1))):

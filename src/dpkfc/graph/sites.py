@@ -117,7 +117,7 @@ class Product(_WeightAndBias):
         """Return the block of a layer, whose bias is the addend."""
         x = None if self.weight is None else self._rows(run.tensors[self.x], self.axis, run.size)
         b = self._rows(run.gradient(self.output), self.output_axis, run.size)
-        return Outer.of_rows(x, b, run.size, homogeneous=has_bias)
+        return Outer.build(x, b, run.size, homogeneous=has_bias)
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""
@@ -177,7 +177,7 @@ class Embedding(_WeightAndBias):
         """Return the block of a layer."""
         ids = example_first(run.tensors[self.x], self.axis, run.size)
         b = example_first(run.gradient(self.output), self.output_axis, run.size)
-        return Lookup.of_rows(ids, b, run.size, self.weight.shape[0], self.padding)
+        return Lookup.build(ids, b, run.size, self.weight.shape[0], self.padding)
 
     def gradient(self, run: Pass, operand: Operand) -> Tensor:
         """Return gradients `[N, *operand.shape]` of an operand."""

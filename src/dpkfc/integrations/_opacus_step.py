@@ -453,10 +453,17 @@ class PrivateStep:
         """Check how `optimizer.step()` was called, and that the plan has a release left."""
         # Accelerate passes closure=None on.
         has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
+        # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
+        has_scale = hasattr(self.optimizer, "grad_scale")
         if has_closure:
             raise RuntimeError(
                 "optimizer.step(closure) is not supported; call loss.backward() before "
                 "optimizer.step()"
+            )
+        if has_scale:
+            raise RuntimeError(
+                "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
+                " needs none"
             )
         if self.ledger.remaining == 0:
             raise BudgetExhausted(
@@ -722,11 +729,15 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
         close: removes the hooks of the engine.
     """
     closing = WrapperMethod(model, close)
+    harmless = WrapperMethod(model)
     return {
         "_module": model,
         "to_standard_module": closing,
         "cleanup": closing,
         "remove_hooks": closing,
+        "forbid_grad_accumulation": harmless,
+        "set_grad_sample_to_none": harmless,
+        "del_grad_sample": harmless,
         **_refusals("model", "allow_grad_accumulation", "enable_hooks", "disable_hooks"),
     }
 
@@ -748,6 +759,8 @@ def optimizer_attributes(
     return {
         "original_optimizer": optimizer,
         "loss_reduction": reduction,
+        "accumulated_iterations": 1,
+        "secure_mode": False,
         "params": list_group_members(optimizer.param_groups),
         "attach_step_hook": attach_step_hook,
         # The script does not call this one itself: Opacus's BatchMemoryManager does.

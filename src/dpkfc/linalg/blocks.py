@@ -277,8 +277,8 @@ class Outer(_Block):
     kind: ClassVar[str] = "outer"
 
     @classmethod
-    def of_rows(cls, x: Tensor | None, b: Tensor, size: int, *, homogeneous: bool) -> Outer:
-        """Return the block of features `[size, ..., d_in]`, None where only a bias trains."""
+    def build(cls, x: Tensor | None, b: Tensor, size: int, *, homogeneous: bool) -> Outer:
+        """Build the block of features `[size, ..., d_in]`, None where only a bias trains."""
         b = b.reshape(size, -1, b.shape[-1])
         if x is None:
             # The input is the homogeneous coordinate alone.
@@ -502,10 +502,10 @@ class Lookup(_Block):
     groups: ClassVar[int] = 1
 
     @classmethod
-    def of_rows(
+    def build(
         cls, ids: Tensor, b: Tensor, size: int, num_rows: int, padding: int | None
     ) -> Lookup:
-        """Return the block of `[size, ...]`, where the row of padding has no gradients."""
+        """Build the block of ids `[size, ...]`; the row of padding has no gradients."""
         ids = ids.reshape(size, -1).long()
         b = b.reshape(*ids.shape, b.shape[-1])
         if padding is not None:

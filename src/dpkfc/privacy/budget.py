@@ -295,7 +295,7 @@ class Budget:
             return _parse(self.path.read_text("utf-8"), self.path.name)
         except FileNotFoundError:
             raise BudgetError(
-                f"there is no budget {self.path}; create one: dpkfc budget {quote(self.path.name)}"
+                f"the budget {self.path} does not exist; create it: dpkfc budget {quote(self.path.name)}"
                 " --epsilon 3 --delta 1e-6"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
@@ -308,7 +308,7 @@ class Budget:
         """Return the charge of a run that fits."""
         if releases is None:
             raise BudgetError(
-                "a budget counts runs with a planned end; make_private has none: use"
+                "a budget counts runs with a planned end, and make_private plans no end; use"
                 " make_private_with_epsilon"
             )
         unit = unit_of(plan.privacy_unit)

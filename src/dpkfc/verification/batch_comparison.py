@@ -110,7 +110,7 @@ def check_rows_alone(passes: PublicPasses, rows: PublicRows, size: int, failure:
             # The loss takes no rows of this scale, as where a target is a probability.
             continue
         differ = passes.differ(losses, torch.cat([alone[i] for i in kept]))
-        if differ or gradients_differ(gradient, expected):
+        if differ or gradients_differ(gradient, expected, passes.dtypes()):
             raise ValueError(_mixing_message(failure))
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class Verdict:
             stacklevel: as of `warnings.warn`, from the caller.
         """
         if self.unchecked:
-            reason = self.unchecked.splitlines()[0][:60]
+            reason = shorten(self.unchecked.splitlines()[0], 90, placeholder=" ...")
             warnings.warn(
                 f"public rows could not be used: {reason}; whether examples mix is not checked",
                 stacklevel=stacklevel + 1,
@@ -164,7 +165,7 @@ def _judge(passes: PublicPasses, attempts: Attempts, expected: int) -> Verdict:
     # A proof needs no comparison. Without a proof every example has a pass of its own.
     return Verdict(
         failure,
-        "two passes over the same rows differ, with the same seeds of torch, numpy and random",
+        "two passes over the same rows with the same seeds differ",
     )
 
 

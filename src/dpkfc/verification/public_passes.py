@@ -127,5 +127,8 @@ class PublicPasses:
 
     def differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
-        dtypes = {p.dtype for p in named_tensors(self.layers).values()}
-        return losses_differ(losses, others, dtypes)
+        return losses_differ(losses, others, self.dtypes())
+
+    def dtypes(self) -> set[torch.dtype]:
+        """Return the types of the parameters."""
+        return {p.dtype for p in named_tensors(self.layers).values()}
