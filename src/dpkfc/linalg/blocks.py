@@ -502,9 +502,7 @@ class Lookup(_Block):
     groups: ClassVar[int] = 1
 
     @classmethod
-    def build(
-        cls, ids: Tensor, b: Tensor, size: int, num_rows: int, padding: int | None
-    ) -> Lookup:
+    def build(cls, ids: Tensor, b: Tensor, size: int, num_rows: int, padding: int | None) -> Lookup:
         """Build the block of ids `[size, ...]`; the row of padding has no gradients."""
         ids = ids.reshape(size, -1).long()
         b = b.reshape(*ids.shape, b.shape[-1])

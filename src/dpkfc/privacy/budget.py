@@ -295,8 +295,8 @@ class Budget:
             return _parse(self.path.read_text("utf-8"), self.path.name)
         except FileNotFoundError:
             raise BudgetError(
-                f"the budget {self.path} does not exist; create it: dpkfc budget {quote(self.path.name)}"
-                " --epsilon 3 --delta 1e-6"
+                f"the budget {self.path} does not exist; create it:"
+                f" dpkfc budget {quote(self.path.name)} --epsilon 3 --delta 1e-6"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not a text"
