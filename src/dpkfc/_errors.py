@@ -1,6 +1,10 @@
-"""Texts of errors on one line."""
+"""Texts of errors on one line, and where in a user's code they arose."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from traceback import walk_tb
 
 
 def one_line(error: Exception) -> str:
@@ -17,3 +21,16 @@ def one_name(path: object) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error; the name of its class without one."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def find_own_line(error: BaseException) -> str:
+    """Return the last line of a user's own module that an error has passed, "" without one."""
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+        file = Path(frame.f_code.co_filename)
+        is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)
+        is_known = package in sys.stdlib_module_names or package.startswith("dpkfc")
+        if not (is_installed or is_known):
+            place = f"line {line} of {file.name}"
+    return place

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -30,6 +29,7 @@ from cyclopts import (
 from rich.markup import escape
 from rich.table import Column, Table
 
+from dpkfc._errors import find_own_line
 from dpkfc.allocator import keep_freed_memory
 from dpkfc.report.text import round_up
 from dpkfc.terminal import (
@@ -94,7 +94,7 @@ def _describe_error(error: Exception) -> str:
         error.verbose = False
         # Its messages quote a number of thousands of digits in full.
         return re.sub(r"(\d{20})\d{20,}", r"\1…", str(error))
-    text, place = str(error), _find_own_line(error)
+    text, place = str(error), find_own_line(error)
     if isinstance(error, _KNOWN_ERRORS):
         return f"{text} ({place})" if place else text
     return f"{type(error).__name__}: {text} ({place or 'DPKFC_DEBUG=1 shows where'})"
@@ -107,19 +107,6 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     if meant:
         close = [f"--{meant.replace('_', '-')}"]
     return f"did you mean {close[0]!r}?" if close else "see --help"
-
-
-def _find_own_line(error: Exception) -> str:
-    """Return the last line of a user's own module that an error has passed, "" without one."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-        file = Path(frame.f_code.co_filename)
-        is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)
-        is_known = package in sys.stdlib_module_names or package.startswith("dpkfc")
-        if not (is_installed or is_known):
-            place = f"line {line} of {file.name}"
-    return place
 
 
 app = App(

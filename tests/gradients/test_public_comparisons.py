@@ -368,6 +368,8 @@ def test_constant_numbers_are_numbers_that_could_have_been_drawn():
         assert sorted(torch.randperm(5).tolist()) == list(range(5))
         assert 0 <= float(torch.rand(())) < 1
         assert 3 <= float(torch.empty(()).uniform_(3, 4)) < 4
+        assert torch.randint(2, 5, ()) in (2, 3, 4)
+        assert torch.zeros((), dtype=torch.int64).random_(3, 9) in range(3, 9)
 
 
 def test_a_check_that_does_not_fit_is_made_of_half_of_the_rows_down_to_two(monkeypatch):

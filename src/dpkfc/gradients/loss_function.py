@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dpkfc._errors import find_own_line
 from dpkfc.gradients.layers import paths_of
 from dpkfc.gradients.loss_state import own_variables
 
@@ -30,8 +31,8 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         texts = ("out of bounds", "out of range in self")
         if message is None and any(text in str(error) for text in texts):
             message = (
-                "loss_fn failed on a batch: a label or token id is outside the range that the model"
-                " was built for"
+                f"loss_fn failed on a batch ({find_own_line(error)}): a label, token id or index"
+                " is outside the range of the model or the tensor"
             )
         if message is None:
             raise  # a mistake of the function itself

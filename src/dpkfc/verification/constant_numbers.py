@@ -37,7 +37,8 @@ class ConstantNumbers(TorchDispatchMode):
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(output[1])
         if isinstance(output, Tensor):
-            _fill_with_constant(name, output, args)
+            names = [argument.name for argument in func._schema.arguments]
+            _fill_with_constant(name, output, dict(zip(names, args, strict=False)))
         return output
 
 
@@ -66,18 +67,17 @@ class NotedDraws(TorchDispatchMode):
         return output
 
 
-def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
-    """Overwrite the random numbers of an operation."""
+def _fill_with_constant(name: str, x: Tensor, args: dict[str, Any]) -> None:
+    """Overwrite the random numbers of an operation with one that it may draw."""
     if name.startswith("randperm"):
         x.copy_(torch.arange(len(x), device=x.device).flip(0))
     elif "bernoulli" in name:
         x.fill_(1)
     elif not x.is_floating_point():
-        x.fill_(0)
+        x.fill_(args.get("low") or args.get("from") or 0)
     elif "normal" in name or "randn" in name:
         x.fill_(0.25)
-    elif name in ("uniform_", "uniform") and len(args) > 2:
-        middle = (float(args[1]) + float(args[2])) / 2
-        x.fill_(middle)
+    elif name.startswith("uniform"):
+        x.fill_((args.get("from", 0.0) + args.get("to", 1.0)) / 2)
     else:
         x.fill_(0.5)
