@@ -149,5 +149,8 @@ def test_bad_rows_are_named():
         accumulator.add(torch.zeros(2, 4), 2)
     with pytest.raises(ValueError, match="NaN or infinity"):
         accumulator.add(torch.tensor([[0.0, float("inf"), 1.0]]), 1)
-    with pytest.raises(ValueError, match="before any probe example"):
-        FactorAccumulator(3).result()
+
+
+@pytest.mark.parametrize("shape", ["full", "diagonal", "isotropic"])
+def test_a_side_that_saw_no_position_has_no_direction(shape):
+    assert FactorAccumulator(3, shape=shape).result() == IsotropicFactor(3, 0.0)

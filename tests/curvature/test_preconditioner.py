@@ -119,8 +119,9 @@ def test_a_probe_without_a_gradient_leaves_norms_as_they_are():
     assert kfac.build(mlp(), capture, 0).scale == 1.0
 
 
-def test_a_table_that_is_called_on_no_position_has_no_signal():
-    kfac = make_kfac(probe=token_ids(rows=6, length=9), sides="input")
+@pytest.mark.parametrize("sides", ["input", "output", "both"])
+def test_a_table_that_is_called_on_no_position_has_no_signal(sides):
+    kfac = make_kfac(probe=token_ids(rows=6, length=9), sides=sides)
     built = kfac.build(UnreadTable(), capture, 0)
     notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
     assert "no signal" in notes["suffixes", "input"] and notes["table", "input"] == ""

@@ -290,15 +290,10 @@ class FactorAccumulator:
 
         Args:
             keep: number of eigenpairs of a wide side, besides the trace of the rest; None for all.
-
-        Raises:
-            ValueError: nothing was added, and the factor is not isotropic.
         """
         if self.count <= 0:
-            # No differentiated example has reached the layer.
-            if self.shape == "isotropic":
-                return IsotropicFactor(self.dim, 0.0)
-            raise ValueError("a factor was asked for before any probe example was added")
+            # No differentiated example has reached the layer, or none at any position.
+            return IsotropicFactor(self.dim, 0.0)
         start = self.start
         rest = self.rest / self.count
         if self.total is None:
