@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dpkfc.privacy.accounting import describe_extra
@@ -12,15 +13,16 @@ from dpkfc.privacy.calibration import hash_plan
 from dpkfc.privacy.events import is_gaussian, join_charges
 from dpkfc.privacy.ledger_lines import Verified
 from dpkfc.report.card import check_total, neighbours
-from dpkfc.report.officer import explain_guarantee
+from dpkfc.report.officer import explain_guarantee, show_name
 from dpkfc.report.spent import charges_of, relation_of_releases
-from dpkfc.report.text import ensure_mapping
+from dpkfc.report.text import ensure_mapping, json_number
 from dpkfc.report.written_card import DAMAGE, Card, CardError
 
 # Two machines may differ by this much in an ε. An edited card differs by more.
 _TINY = 1e-6
 # A composition in another order has another grid, which moves ε by less than this.
 _GRID = 1e-3
+_ACCOUNTANTS = ["pld", "rdp"]
 
 Statement = tuple[str, Any, Any]
 """Name of a figure, its value on the card, and its value by the ledger."""
@@ -39,29 +41,11 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
     Raises:
         CardError: naming the first statement that differs, or the damage.
     """
-    promise, header = card.promise, ledger.header
-    statements = [
-        ("plan", card.content.get("plan_hash"), header["plan_hash"]),
-        ("number of releases", promise.get("releases"), card.releases),
-        ("certified", promise.get("certified"), header.get("certified")),
-    ]
-    if "plan" in card.content:
-        stated_plan = hash_plan(ensure_mapping(card.content["plan"]))
-        statements.append(("content of the plan", stated_plan, header["plan_hash"]))
-    for name in ("unit", "neighbouring_relation", "delta"):
-        if name in header and name in promise:
-            statements.append((name.replace("_", " "), promise[name], header[name]))
-    # A federated card names no accountant.
-    accounting = card.content.get("accounting")
-    accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"
-    if accountant not in ("pld", "rdp"):
-        raise CardError(f"the privacy card {card.path} names no known accountant: it was changed")
-    spent = cost(ledger.releases[: card.releases], card.delta, accountant)
-    statements.append(("ε", promise.get("epsilon"), spent if math.isfinite(spent) else "inf"))
+    # A run may go on after its card was written.
+    ledger = replace(ledger, releases=ledger.releases[: card.releases])
     try:
-        statements += _further_statements(card, ledger, spent, cost)
-        charges = charges_of(ledger.releases[: card.releases], ledger.groups)
-        check_total(card.content.get("total"), charges)
+        statements = list(_statements(card, ledger, cost))
+        check_total(card.content.get("total"), charges_of(ledger.releases, ledger.groups))
     except CardError:
         raise
     except DAMAGE as error:
@@ -77,70 +61,85 @@ def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
             )
 
 
-def _further_statements(
-    card: Card,
-    ledger: Verified,
-    spent: float,
-    cost: Cost,
-) -> list[Statement]:
-    """Return what a card states beside the promise.
+def _statements(card: Card, ledger: Verified, cost: Cost) -> Iterator[Statement]:
+    """Yield all that a card states and its ledger shows.
 
     Raises:
+        CardError: the card names no accountant, or this one cannot treat the releases.
         ValueError: the card has no layout.
     """
-    content, releases = card.content, ledger.releases[: card.releases]
+    content, promise, header = card.content, card.promise, ledger.header
+    accounting = content.get("accounting")
+    # A federated card names no accountant.
+    accountant = accounting.get("accountant") if isinstance(accounting, Mapping) else "pld"
+    if accountant not in _ACCOUNTANTS:
+        raise CardError(f"the privacy card {card.path} names no known accountant: it was changed")
+    spent = cost(ledger.releases, card.delta, accountant)
+    yield "plan", content.get("plan_hash"), header["plan_hash"]
+    yield "number of releases", promise.get("releases"), card.releases
+    yield "certified", promise.get("certified"), header.get("certified")
+    if "plan" in content:
+        stated_plan = hash_plan(ensure_mapping(content["plan"]))
+        yield "content of the plan", stated_plan, header["plan_hash"]
+    for name in ("unit", "neighbouring_relation", "delta"):
+        if name in header and name in promise:
+            yield show_name(name), promise[name], header[name]
+    yield "ε", promise.get("epsilon"), json_number(spent)
     if "layout" not in content:
         raise ValueError("it has no layout")
-    statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
     mechanism = content["mechanism"]
-    steps = [release for release in releases if "purpose" not in release]
-    if steps:
-        for name in ("noise_multiplier", "stddev", "sensitivity"):
-            label = name.replace("_", " ")
-            statements.append((label, mechanism.get(name), steps[-1].get(name)))
-    extra = describe_extra(releases, card.delta)
-    statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
-    statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
-    statements += _statements_of_plan(card, ledger, spent)
-    return statements + _statements_of_accountants(card, releases, cost)
+    yield "begin", content["dates"]["begun"], header.get("created", "")
+    steps = [release for release in ledger.releases if not release.get("purpose")]
+    for name in ("noise_multiplier", "stddev", "sensitivity") if steps else ():
+        yield show_name(name), mechanism.get(name), steps[-1].get(name)
+    extra = describe_extra(ledger.releases, card.delta)
+    yield "releases beside the steps", mechanism.get("extra_releases", []), extra
+    yield "meaning of ε", content.get("meaning"), _explain(card, ledger, spent)
+    yield from _statements_of_plan(promise, ledger, spent)
+    if steps and "privacy_model" not in promise:
+        yield from _statements_of_sampling(mechanism, ledger, steps[-1]["event"])
+    yield from _statements_of_accountants(card, ledger.releases, cost)
 
 
-def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Statement]:
-    """Return what a card states of its plan and the ledger can show."""
-    header, promise, mechanism = ledger.header, card.promise, card.content["mechanism"]
+def _statements_of_plan(
+    promise: Mapping[str, Any], ledger: Verified, spent: float
+) -> Iterator[Statement]:
+    """Yield what a card states of its plan and the first line of the ledger shows."""
+    header = ledger.header
     is_federated = "privacy_model" in promise
-    statements: list[Statement] = []
     if "unit" in header and "neighbouring_relation" in header:
         unit = header["unit"].partition(" (all records")[0].removeprefix("one ")
         shown = neighbours(header["neighbouring_relation"], unit)
-        statements.append(("difference of neighbours", promise.get("neighbours_differ_in"), shown))
+        yield "difference of neighbours", promise.get("neighbours_differ_in"), shown
     if "steps" in header:
         planned = promise.get("planned_releases" if is_federated else "planned_steps")
-        statements.append(("planned number of releases", planned, header["steps"]))
+        yield "planned number of releases", planned, header["steps"]
     extra = sum(ledger.planned_extra.values())
     if extra and not is_federated:
-        planned = header["steps"] + extra
-        statements.append(("planned releases", promise.get("planned_releases"), planned))
+        yield "planned releases", promise.get("planned_releases"), header["steps"] + extra
     target = promise.get("target_epsilon")
     if target is not None and not target >= spent * (1 - _TINY):
-        statements.append(("target of ε", target, spent))
-    steps = [line for line in ledger.releases[: card.releases] if not line.get("purpose")]
-    if is_federated or not steps:
-        return statements
-    event = steps[-1]["event"]
-    statements.append(("event", mechanism.get("event"), event))
-    size, rate = header.get("dataset_size"), _sampling_rate(event)
+        yield "target of ε", target, spent
+
+
+def _statements_of_sampling(
+    mechanism: Mapping[str, Any], ledger: Verified, event: Mapping[str, Any]
+) -> Iterator[Statement]:
+    """Yield what a card states of the event of a step, and of the batches that it describes."""
+    yield "event", mechanism.get("event"), event
+    size = ledger.header.get("dataset_size")
     if size is None:
-        return statements
+        return
     sampler = mechanism["sampler"]
-    statements.append(("sampled dataset", sampler.get("dataset_size"), size))
-    if rate is not None:
-        shown_batch = rate * size / ledger.groups
-        statements.append(("divisor", mechanism.get("divisor"), shown_batch))
-        for name, value in (("sample_rate", rate), ("batch_size", shown_batch)):
-            if name in sampler:
-                statements.append((name, sampler[name], value))
-    return statements
+    yield "sampled dataset", sampler.get("dataset_size"), size
+    rate = _sampling_rate(event)
+    if rate is None:
+        return
+    batch = rate * size / ledger.groups
+    yield "divisor", mechanism.get("divisor"), batch
+    for name, shown in (("sample_rate", rate), ("batch_size", batch)):
+        if name in sampler:
+            yield name, sampler[name], shown
 
 
 def _sampling_rate(event: Mapping[str, Any]) -> float | None:
@@ -155,28 +154,26 @@ def _sampling_rate(event: Mapping[str, Any]) -> float | None:
 
 def _statements_of_accountants(
     card: Card, releases: Sequence[dict[str, Any]], cost: Cost
-) -> list[Statement]:
-    """Return the names of a card's accountants, and each ε that differs from the ledger's."""
+) -> Iterator[Statement]:
+    """Yield the names of a card's accountants, and each ε that differs from the ledger's."""
     accounting = card.content.get("accounting") or card.promise
     stated = accounting["epsilon_by"]
-    statements: list[Statement] = [("set of accountants", sorted(stated), ["pld", "rdp"])]
-    for name in ("pld", "rdp"):
+    yield "set of accountants", sorted(stated), _ACCOUNTANTS
+    for name in _ACCOUNTANTS:
         if stated.get(name) is None:
             # The accountant does not treat the event.
             continue
         shown = cost(releases, card.delta, name)
         figure = float(stated[name])
         if not math.isclose(figure, shown, rel_tol=_GRID):
-            statements.append((f"ε by {name.upper()}", figure, shown))
-    return statements
+            yield f"ε by {name.upper()}", figure, shown
 
 
 def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | None:
     """Return the meaning of ε that a ledger gives, None without a certified guarantee."""
     if ledger.header.get("certified") is not True or not math.isfinite(spent):
         return None
-    releases = ledger.releases[: card.releases]
-    event, count = join_charges(charges_of(releases, ledger.groups))
+    event, count = join_charges(charges_of(ledger.releases, ledger.groups))
     stated = card.content.get("meaning")
     if isinstance(stated, Mapping) and stated.get("rates_by") == "ε and δ":
         # Bounds that hold for any releases: earlier cards have them for Gaussian ones of two kinds.
@@ -188,7 +185,7 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
         count,
         spent,
         card.delta,
-        relation_of_releases(releases),
+        relation_of_releases(ledger.releases),
         independent=not is_sampled and ledger.groups == 1,
     )
 
