@@ -33,98 +33,39 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "build" / "contexts"
 OUTPUT = ROOT / "benchmarks" / "results" / "mutants.json"
-# Where a fault can break the privacy promise.
-FILES = (
-    "privacy/mechanism.py",
-    "privacy/chacha20.py",
-    "privacy/ledger.py",
-    "privacy/ledger_lines.py",
-    "privacy/accounting.py",
-    "privacy/cross_check.py",
-    "privacy/dp_accountants.py",
-    "privacy/events.py",
-    "privacy/gaussian_pairs.py",
-    "privacy/loss_distribution.py",
-    "privacy/loss_grid.py",
-    "privacy/loss_masses.py",
-    "privacy/quick_epsilon.py",
-    "privacy/calibration.py",
-    "privacy/rng.py",
-    "privacy/budget.py",
-    "data/sampling.py",
-    "data/poisson_gaps.py",
-    "data/loading.py",
-    "data/duplicates.py",
-    "gradients/clip.py",
-    "gradients/clipped_sum.py",
-    "gradients/clipped_summer.py",
-    "gradients/discovery.py",
-    "gradients/fallback.py",
-    "gradients/layer_matrices.py",
-    "gradients/one_pass.py",
-    "gradients/replica.py",
-    "gradients/rules.py",
-    "gradients/shared_uses.py",
-    "gradients/state.py",
-    "gradients/state_check.py",
-    "gradients/loss_state.py",
-    "gradients/model_checks.py",
-    "gradients/optimizer_step.py",
-    "gradients/value_comparison.py",
-    "gradients/value_kinds.py",
-    "gradients/variables.py",
-    "gradients/tape.py",
-    "linalg/blocks.py",
-    "linalg/metric.py",
-    "linalg/sides.py",
-    "linalg/subspace.py",
-    "linalg/norms.py",
-    "linalg/norm_bounds.py",
-    "linalg/linear_norms.py",
-    "linalg/eigenbasis_norms.py",
-    "linalg/tied_norms.py",
-    "linalg/lookup_norms.py",
-    "linalg/row_norms.py",
-    "linalg/magnitudes.py",
-    "curvature/refresh.py",
-    "curvature/probe_pass.py",
-    "curvature/refresh_group.py",
-    "curvature/kfac.py",
-    "curvature/factor_metric.py",
-    "curvature/metric_scale.py",
-    "curvature/probes.py",
-    "curvature/model_inputs.py",
-    "curvature/model_state.py",
-    "postprocess/pipeline.py",
-    "postprocess/readout.py",
-    "postprocess/weight_average.py",
-    "preconditioning.py",
-    "release_pipeline.py",
-    "session.py",
-    "lazy_noise.py",
-    "config.py",
-    "step_record.py",
-    "loss_check.py",
-    "checkpoint.py",
-    "resume_checks.py",
-    "tracking/tracker.py",
-    "tracking/batch_rules.py",
-    "tracking/states.py",
-    "tracking/elementwise.py",
-    "tracking/layouts.py",
-    "tracking/lookups.py",
-    "tracking/losses.py",
-    "tracking/products.py",
-    "tracking/totals.py",
-    "tracking/trailing.py",
-    "verification/accepted_rows.py",
-    "verification/batch_comparison.py",
-    "verification/check.py",
-    "verification/differences.py",
-    "verification/row_functions.py",
-    "verification/tape_comparison.py",
-    "weights.py",
-)
+# Where a fault can break the privacy promise: names of files by folder of src/dpkfc.
+FILES = {
+    "privacy": (
+        "mechanism chacha20 ledger ledger_lines accounting cross_check dp_accountants events "
+        "gaussian_pairs loss_distribution loss_grid loss_masses quick_epsilon calibration rng "
+        "budget"
+    ),
+    "data": "sampling poisson_gaps loading duplicates",
+    "gradients": (
+        "clip clipped_sum clipped_summer discovery fallback layer_matrices one_pass replica rules "
+        "shared_uses state state_check loss_state model_checks optimizer_step value_comparison "
+        "value_kinds variables tape"
+    ),
+    "linalg": (
+        "blocks metric sides subspace norms norm_bounds linear_norms eigenbasis_norms tied_norms "
+        "lookup_norms row_norms magnitudes"
+    ),
+    "curvature": (
+        "refresh probe_pass refresh_group kfac factor_metric metric_scale probes model_inputs "
+        "model_state"
+    ),
+    "postprocess": "pipeline readout weight_average",
+    "": (
+        "preconditioning release_pipeline session lazy_noise config step_record loss_check "
+        "checkpoint resume_checks weights"
+    ),
+    "tracking": (
+        "tracker batch_rules states elementwise layouts lookups losses products totals trailing"
+    ),
+    "verification": (
+        "accepted_rows batch_comparison check differences row_functions tape_comparison"
+    ),
+}
 TURNED = {
     ast.Lt: "<=",
     ast.LtE: "<",
@@ -384,6 +325,13 @@ def judge(
         path.write_bytes(sound)
 
 
+def files_of_the_promise() -> Iterator[str]:
+    """Yield the files of `FILES`, below the root."""
+    for folder, names in FILES.items():
+        for name in names.split():
+            yield str(Path("src/dpkfc", folder, f"{name}.py"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -403,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     found = Record.read(arguments.contexts)
     chosen = []
-    for file in arguments.file or [f"src/dpkfc/{name}" for name in FILES]:
+    for file in arguments.file or files_of_the_promise():
         mutants = find_mutants(file, (ROOT / file).read_bytes())
         chosen += choose(mutants, arguments.number, found.lines.get(file, {}))
     if arguments.list:

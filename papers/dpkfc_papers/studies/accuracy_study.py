@@ -31,22 +31,17 @@ STUDIES = {
 def study(name: str, trials: int):
     from dpkfc_papers.accuracy import MLP, TEXT, AccuracyStudy
 
-    recipes = STUDIES[name]
-    if name == "imdb":
-        return AccuracyStudy(
-            recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT)
-        )
-    if name == "sentences":
-        return AccuracyStudy(
-            recipes=recipes,
-            trials=trials,
-            epsilons=(1.0, 0.5, 2.0, 3.0, 5.0, 8.0, 10.0),
-            validation=2000,
-            common={"delta": 1e-5, "max_rank": 64},
-        )
-    if name == "mlp":
-        return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0,), common=dict(MLP))
-    return AccuracyStudy(recipes=recipes, trials=trials)
+    settings = {
+        "cnn": {},
+        "imdb": {"epsilons": (1.0, 0.5, 2.8, 8.0), "common": dict(TEXT)},
+        "mlp": {"epsilons": (1.0,), "common": dict(MLP)},
+        "sentences": {
+            "epsilons": (1.0, 0.5, 2.0, 3.0, 5.0, 8.0, 10.0),
+            "validation": 2000,
+            "common": {"delta": 1e-5, "max_rank": 64},
+        },
+    }
+    return AccuracyStudy(recipes=STUDIES[name], trials=trials, **settings[name])
 
 
 def table(path: Path) -> str:
