@@ -363,7 +363,7 @@ def _compare(
     """Add the distance of two releases to the result."""
     unit = plan.expected_batch_size / plan.sensitivity
     moved = unit * distance(one.gradients, other.gradients)
-    if name.startswith("control") or name == "warm-up":
+    if name.startswith("control"):
         result.control = max(result.control, moved)
         moved = 0.0
     result.note(moved, name, 1e-5 + resolution(plan, one.gradients))

@@ -56,13 +56,11 @@ class SharedTensorUse:
     Attributes:
         source: the shared tensor.
         axis: the batch axis of the view that was handed on.
-        shape: of that view.
         edge: where the gradients of the view arrive.
     """
 
     source: Tensor
     axis: BatchAxis
-    shape: torch.Size
     edge: GradientEdge
 
     def gradients(self, gradient: Tensor, size: int) -> Tensor:
@@ -125,11 +123,11 @@ class WeightUse:
         else:
             lookup = Lookup.build(a, b, size, len(product.weight), product.padding)
             of_weight = lookup.per_example()
+        both = ((product.weight, of_weight), (product.bias, b.sum(1)))
         gradients = {}
-        for p, g in ((product.weight, of_weight), (product.bias, b.sum(1))):
-            name = self.names.get(id(p))
-            if name is not None:
-                gradients[name] = g.reshape(size, *p.shape)
+        for p, g in both:
+            if id(p) in self.names:
+                gradients[self.names[id(p)]] = g.reshape(size, *p.shape)
         return gradients
 
 
@@ -193,11 +191,12 @@ class SharedUses:
         if result.dim() < source.dim():
             # It is flattened: its first axis holds entries of the parameter.
             return result
-        lengths = zip(_broadcast_shape(source, result.dim()), result.shape, strict=True)
-        changed = {dim: pair for dim, pair in enumerate(lengths) if pair[0] != pair[1]}
-        if list(changed.values()) == [(1, self.tracker.size)]:
-            (dim,) = changed
-            self._add(source, result, BatchAxis(dim))
+        before = _broadcast_shape(source, result.dim())
+        grown = [dim for dim, length in enumerate(result.shape) if length != before[dim]]
+        if len(grown) == 1:
+            (dim,) = grown
+            if (before[dim], result.shape[dim]) == (1, self.tracker.size):
+                self._add(source, result, BatchAxis(dim))
         return result
 
     def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
@@ -208,7 +207,7 @@ class SharedUses:
         self.tracker.set_state(rows, axis)
         if rows.requires_grad:
             edge = get_gradient_edge(rows)
-            self.meetings.append(SharedTensorUse(source, axis, rows.shape, edge))
+            self.meetings.append(SharedTensorUse(source, axis, edge))
 
     def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis.
@@ -246,7 +245,8 @@ class SharedUses:
         x, weight = product.input, product.weight
         axis = self.tracker.axis(x)
         read = [p for p in (weight, product.bias) if self.tracker.state(p) is not None]
-        if axis is None or not self.names.keys() >= set(map(id, (weight, *read))):
+        are_named = all(id(p) in self.names for p in (weight, *read))
+        if axis is None or not are_named:
             return None
         if name != "embedding" and axis.dim >= x.dim() - 1:
             return None
@@ -319,8 +319,11 @@ def pull_back(
     Returns:
         For each target `[N, ...]` of its shape, None where no meeting depends on it.
     """
-    found = [(x, arrived[x.edge]) for x in meetings]
-    used = [(meeting, gradient) for meeting, gradient in found if gradient is not None]
-    sources = [meeting.source for meeting, _ in used]
-    rows = [x.gradients(gradient, size).to(x.source.dtype) for x, gradient in used]
+    sources = []
+    rows = []
+    for meeting in meetings:
+        gradient = arrived[meeting.edge]
+        if gradient is not None:
+            sources.append(meeting.source)
+            rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
     return pull_rows(sources, rows, targets, size)

@@ -283,7 +283,8 @@ class Outer(_Block):
         if x is None:
             # The input is the homogeneous coordinate alone.
             return cls(torch.ones_like(b[..., :1]), b)
-        return cls(x.to(b.dtype).reshape(size, -1, x.shape[-1]), b, homogeneous=homogeneous)
+        x = x.reshape(size, -1, x.shape[-1])
+        return cls(x.to(b.dtype), b, homogeneous=homogeneous)
 
     @property
     def d_in(self) -> int:
@@ -333,14 +334,9 @@ class Outer(_Block):
 
     def join(self, others: Sequence[Any]) -> Outer:
         """Return several uses of one layer as one block, with their positions concatenated."""
-        inputs = [self.a]
-        outputs = [self.b]
-        for other in others:
-            outer = other.outer()
-            inputs.append(outer.a)
-            outputs.append(outer.b)
-        a = torch.cat(inputs, 1)
-        b = torch.cat(outputs, 1)
+        uses = [self, *(other.outer() for other in others)]
+        a = torch.cat([use.a for use in uses], 1)
+        b = torch.cat([use.b for use in uses], 1)
         return replace(self, a=a, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
@@ -507,7 +503,8 @@ class Lookup(_Block):
         ids = ids.reshape(size, -1).long()
         b = b.reshape(*ids.shape, b.shape[-1])
         if padding is not None:
-            b = b.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+            is_padding = (ids == padding).unsqueeze(-1)
+            b = b.masked_fill(is_padding, 0.0)
         return cls(ids, b, num_rows)
 
     @property
@@ -532,20 +529,15 @@ class Lookup(_Block):
 
     def merge_rows(self, count: int, size: int) -> Lookup:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        positions = size * self.ids.shape[1]
-        ids = self.ids[: count * size].reshape(count, positions)
-        b = self.b[: count * size].reshape(count, positions, self.d_out)
+        ids = _merge_positions(self.ids, count, size)
+        b = _merge_positions(self.b, count, size)
         return replace(self, ids=ids, b=b)
 
     def join(self, others: Sequence[Any]) -> Lookup:
         """Return several uses of one table as one block, with their positions concatenated."""
-        all_ids = [self.ids]
-        outputs = [self.b]
-        for other in others:
-            all_ids.append(other.ids)
-            outputs.append(other.b)
-        ids = torch.cat(all_ids, 1)
-        b = torch.cat(outputs, 1)
+        uses = [self, *others]
+        ids = torch.cat([use.ids for use in uses], 1)
+        b = torch.cat([use.b for use in uses], 1)
         return replace(self, ids=ids, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
@@ -632,16 +624,12 @@ class PerExample(_Block):
 
     grads: Tensors
     kind: ClassVar[str] = "elementwise"
+    groups: ClassVar[int] = 1
 
     @property
     def like(self) -> Tensor:
         """Return gradients with the coarsest type of all roles."""
         return max(self.grads.values(), key=roundoff)
-
-    @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return len(self.like)
 
     def _map_roles(self, function: Callable[[Tensor], _Result]) -> dict[str, _Result]:
         """Return role to the value of a function of the role's gradients."""
@@ -999,8 +987,10 @@ class ConvBlock(_Block):
         by_group = gradients.unflatten(0, (n * self.groups, self.d_out)).flatten(2)
         if not self.bias:
             return by_group
-        sums = self.b.flatten(2).sum(-1).unflatten(0, (n, self.views)).sum(1)
-        return torch.cat([by_group, sums.view(*by_group.shape[:2], 1)], -1)
+        by_view = self.b.flatten(2).sum(-1)
+        of_bias = by_view.unflatten(0, (n, self.views)).sum(1)
+        column = of_bias.view(*by_group.shape[:2], 1)
+        return torch.cat([by_group, column], -1)
 
     def _examples_as_channels(self, x: Tensor) -> Tensor:
         """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
@@ -1059,8 +1049,8 @@ def _summed_chunks(count: int, size: int) -> Iterator[slice]:
     yield from chunks(count, size, _CURVATURE_ELEMENTS + size - 1)
 
 
-def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
-    """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
+def _merge_positions(x: Tensor, count: int, size: int, groups: int = 1) -> Tensor:
+    """Return `[count * groups, size * T, ...]` from `[N * groups, T, ...]`."""
     rows = x[: count * size * groups]
     by_example = rows.unflatten(0, (count, size, groups))
     by_group = by_example.transpose(1, 2)
@@ -1109,16 +1099,11 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     The calls become views of the block.
     """
     first = blocks[0]
+    if any(block.settings != first.settings for block in blocks):
+        return None
     by_view = (first.batch_size, first.views)
-    inputs = []
-    outputs = []
-    for block in blocks:
-        if block.settings != first.settings:
-            return None
-        inputs.append(block.x.unflatten(0, by_view))
-        outputs.append(block.b.unflatten(0, by_view))
-    x = torch.cat(inputs, 1)
-    b = torch.cat(outputs, 1)
+    x = torch.cat([block.x.unflatten(0, by_view) for block in blocks], 1)
+    b = torch.cat([block.b.unflatten(0, by_view) for block in blocks], 1)
     views = first.views * len(blocks)
     return replace(first, x=x.flatten(0, 1), b=b.flatten(0, 1), views=views)
 
