@@ -59,7 +59,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path):
     budget = Budget(path)
     assert len(budget.charges) == 2 and budget.spent <= 1.4
     shown = call("budget", path).output
-    assert str(tmp_path)[:20] in shown and budget.charges[1].plan[:12] in shown
+    assert str(tmp_path)[:20] in shown and "releases" not in shown
     total = json.loads(call("total", tmp_path / "a", tmp_path / "b", "--json").output)
     assert total["epsilon"] == pytest.approx(budget.spent) and total["certified"] is True
     assert total["delta"] == 1e-5 and [run["releases"] for run in total["runs"]] == [3, 3]

@@ -75,7 +75,7 @@ class Charge:
         when: time of the charge.
         unit: whom its plan protects.
         neighbouring_relation: of its plan.
-        releases: that its plan allows; 1 where it has several kinds.
+        releases: how often its event is counted; 1 where it has several kinds of releases.
         event: of one release, as JSON; of all kinds together where there are several.
         epsilon: ε of this run alone, at the budget's δ.
         before, after: total ε without and with this run, at the budget's δ.

@@ -15,9 +15,6 @@ from dpkfc.privacy.cross_check import cross_check
 from dpkfc.report.text import round_up
 from dpkfc.report.total import TotalCost
 
-# Characters of a hash in a table.
-_SHOWN = 12
-
 
 def total_table(total: TotalCost) -> Table:
     """Return each ledger with its ε, and the total."""
@@ -70,8 +67,6 @@ def budget_table(
     left = max(0.0, budget.epsilon - budget.spent)
     table.add_column("charged", footer="left")
     table.add_column("ledger", overflow="fold")
-    table.add_column("plan")
-    table.add_column("releases", justify="right")
     table.add_column("ε alone", justify="right")
     # Rounded down: a printed rest is never above the true one.
     table.add_column("total ε", footer=f"{math.floor(left * 1000) / 1000:.3f}", justify="right")
@@ -79,8 +74,6 @@ def budget_table(
         table.add_row(
             charge.when[:16].replace("T", " "),
             escape(charge.path or "in memory"),
-            charge.plan[:_SHOWN],
-            f"{charge.releases:,}",
             round_up(charge.epsilon),
             round_up(charge.after),
         )
