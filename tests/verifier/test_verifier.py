@@ -11,6 +11,7 @@ from dpkfc.app.commands.certify import certify
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import encode_line
 from dpkfc.report.card_files import write_card_files
+from dpkfc.report.certificate import _annex
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
 from dpkfc_verify.run import FAILS, HOLDS, OPEN, verify_run
@@ -25,6 +26,7 @@ from tests.verifier.folders import (
     read_lines,
     sentence_of,
     stamp_of,
+    train,
 )
 from tests.wheels import install_wheel
 
@@ -314,6 +316,17 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path):
     assert done.exit_code == 2 and "none.tsr does not exist" in done.stderr
     done = call("export", copied, "--format", "onnx", "--sector", "Finance")
     assert done.exit_code == 2 and "--sector is for --format registry alone" in done.stderr
+
+
+def test_the_annex_counts_releases_beside_the_steps(tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr("dpkfc.report.certificate._rows", lambda rows, _: pages.append(dict(rows)))
+    monkeypatch.setattr("dpkfc.report.certificate._paragraph", lambda *words, **style: None)
+    folder = train(tmp_path / "extra", size=40, extra=True)
+    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    ledger = {"releases": 5, "id": "", "head": ""}
+    _annex({"ledger": ledger, "plan_hash": "", "card": "", "weights": card["weights"]}, card)
+    assert pages[0]["releases"] == "5, of which 1 for bounds, σ = 20"
 
 
 def test_a_certificate_beside_the_card_replaces_neither_card_nor_report(copied, tmp_path):

@@ -357,13 +357,17 @@ def _annex(certificate: Mapping[str, Any], card: Mapping[str, Any]) -> list[Flow
     promise, mechanism, ledger = card["guarantee"], card["mechanism"], certificate["ledger"]
     accounting = card.get("accounting") or promise
     figures = [f"{k.upper()} {round_up(v, 4)}" for k, v in accounting["epsilon_by"].items() if v]
+    kinds = [
+        f"{kind['releases']:,} for {kind['purpose']}, σ = {kind['noise_multiplier']:.6g}"
+        for kind in mechanism.get("extra_releases", [])
+    ]
     facts = {
         "ε": round_up(float(promise["epsilon"]), 4),
         "δ": f"{promise['delta']:g}",
         "unit": promise["unit"],
         "neighbouring data sets": promise["neighbours_differ_in"],
         "ε by each accountant": ", ".join(figures),
-        "releases": f"{ledger['releases']:,}",
+        "releases": ", of which ".join([f"{ledger['releases']:,}", *kinds]),
         "noise multiplier σ": f"{mechanism['noise_multiplier']:.6g}",
         "sensitivity of a sum": f"{mechanism['sensitivity']:.6g}",
         "standard deviation": f"{mechanism['stddev']:.6g}",
