@@ -8,6 +8,7 @@ import pytest
 
 from dpkfc.app.class_scores import score_classes, share_score
 from dpkfc.app.number_scores import score_numbers
+from dpkfc.app.scores import digits
 from tests.app.finished import read_card
 from tests.app.own_files import patients, write_patients, write_rows
 from tests.command_line import call
@@ -140,7 +141,7 @@ def test_what_cannot_be_measured_is_no_number():
     assert nothing.scores == () and nothing.unlabelled == 20
     assert score_numbers(np.ones(3), np.full(3, np.nan)).scores == ()
     assert score_numbers(np.ones(3), np.ones(3)).scores[0].value is None
-    assert share_score("recall", 0, 0).text == "–"
+    assert share_score("recall", 0, 0).text == "–" and digits(-4e-5) == digits(-0.0) == "0.0000"
     assert json.dumps(one_class.to_json(["a", "b", "c"]), allow_nan=False)
     assert len(score_classes(*_draw(200, 50)).card_rows("test", ())) == 5
 

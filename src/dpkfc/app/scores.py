@@ -59,7 +59,8 @@ def digits(value: float | None) -> str:
     """Return four places of a number below ten, five digits of a greater one."""
     if value is None:
         return "–"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"
+    # A sum with 0.0 has no negative zero.
+    return f"{round(value, 4) + 0.0:.4f}" if abs(value) < 10 else f"{value:.5g}"
 
 
 @dataclass(frozen=True, kw_only=True)
