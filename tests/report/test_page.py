@@ -194,6 +194,8 @@ def test_the_command_names_what_it_leaves_out(tmp_path):
     done = call("report", tmp_path / "a", tmp_path / "none", "--out", tmp_path / "r.html")
     assert done.exit_code == 0 and "(1 run, 0 tuning reports)" in done.stdout
     assert "none: does not exist; name run folders" in " ".join(done.stderr.split())
+    wrong = call("report", tmp_path / "a" / "config.toml").stderr
+    assert "config.toml: is neither a run folder nor a tune.json" in wrong
     done = call("report", tmp_path / "none", "--out", tmp_path / "r2.html")
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1 and not (tmp_path / "r2.html").exists()

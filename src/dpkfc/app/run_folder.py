@@ -27,10 +27,13 @@ def check_out(out: Path, start: bytes = b"") -> None:
     """Refuse to write over a file, but for one that has a start which is written anew.
 
     Raises:
-        RunFolderError: the file would be lost.
+        RunFolderError: the file would be lost or cannot be read, or there is a folder.
     """
-    if out.is_file() and not (start and out.open("rb").read(len(start)) == start):
-        raise RunFolderError(f"--out {out} exists and would be lost; choose another name")
+    try:
+        if out.exists() and not (start and out.open("rb").read(len(start)) == start):
+            raise RunFolderError(f"--out {out} exists and would be lost; choose another name")
+    except OSError as error:
+        raise _unwritable(out, error, "file") from None
 
 
 @dataclass(frozen=True)

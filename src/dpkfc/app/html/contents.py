@@ -192,7 +192,7 @@ def _expand(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
     """Yield a file or a run folder; of another folder, the run folders and `tune.json` in it."""
     if not path.exists():
         broken.append((str(path), "does not exist; name run folders"))
-    elif path.is_file() or _has(path, "config.toml") or _has(path, "privacy_card.json"):
+    elif path.suffix == ".json" or _has(path, "config.toml") or _has(path, "privacy_card.json"):
         yield path
     elif path.is_dir():
         inside = [child for child in sorted(path.iterdir()) if _has(child, "config.toml")]
@@ -201,7 +201,7 @@ def _expand(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
             broken.append((str(path), "holds neither a run (config.toml) nor a tune.json"))
         yield from inside
     else:
-        broken.append((str(path), "is neither a file nor a folder"))
+        broken.append((str(path), "is neither a run folder nor a tune.json"))
 
 
 def _has(folder: Path, name: str) -> bool:
