@@ -50,7 +50,8 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("numbers")
     path, schema = _write(folder)
     result = run(own_config(path, schema, folder / "run", steps=40, epsilon=50.0, lr=0.5))
-    assert result.errors["mean absolute error"] < 30
+    errors = {score.name: score.value for score in result.scores.scores}
+    assert errors["mean absolute error"] < 30
     return folder / "run", path
 
 
@@ -123,9 +124,10 @@ def test_a_validation_split_is_judged_and_marked(tmp_path):
     ]
     code, text = call_flat("train", "--data", path, "--target", "cost", "--schema", schema, *words)
     assert code == 0, text
-    assert re.search(r"mean absolute error \S+, root mean squared error \S+ \(validation; ε", text)
+    assert re.search(r"scores on the validation set, which ε .* mean absolute error .* root", text)
     assert "accuracy" not in text
     card = read_card(tmp_path / "run")
+    assert card["assumed_public"]["data set"]["value"] == "costs.csv"
     assert any("this card: results" in name for name in card["not_private"])
 
 

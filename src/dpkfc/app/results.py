@@ -63,7 +63,6 @@ class Result:
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
-        errors: further figures of the task on the same set, by name.
         releases: lines of the ledger then, which are more than steps where some are for bounds.
         figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
         scores: of the released weights on the same set; None for a run without results, or a task
@@ -86,7 +85,6 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
-    errors: Mapping[str, float] = field(default_factory=dict)
     releases: int = 0
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
     scores: Scores | None = None
@@ -266,7 +264,7 @@ def _list_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     size = sum(p.numel() for p in prepared.model.parameters())
     public: dict[str, tuple[Any, str]] = {
         "data set": (
-            f"{recipe.title}, {prepared.data.source}",
+            ", ".join(dict.fromkeys((recipe.title, prepared.data.source))),
             "which data a model was trained on is stated",
         ),
         **dataset_size(prepared.plan),
