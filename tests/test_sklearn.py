@@ -12,8 +12,9 @@ pytest.importorskip("sklearn")
 
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
+from sklearn.ensemble import VotingClassifier
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.utils.estimator_checks import check_estimator
 
 from dpkfc.report.verify import verify_ledger
@@ -177,6 +178,20 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
     assert np.abs(estimator.decision_function(rows)).max() < 0.05
 
 
+def test_labels_that_scikit_learn_has_numbered_are_told_to_their_owner(blobs):
+    rows, labels = blobs[0], np.minimum(blobs[1], 1)
+    settings = {"bounds": (-10, 10), "steps": 1}
+    model = DPLogisticRegression(classes=[1, 2], **settings)
+    with pytest.warns(UserWarning, match=r"\(PRIVATE\): many labels of y are not among classes="):
+        VotingClassifier([("one", model)]).fit(rows, labels + 1)
+    model = DPLogisticRegression(classes=["ill", "well"], **settings)
+    with pytest.raises(ValueError, match=r"where scikit-learn numbers labels .*range\(K\)"):
+        cross_val_predict(model, rows, np.take(["ill", "well"], labels), method="predict_proba")
+    model.set_params(classes=range(2))
+    names = VotingClassifier([("one", model)]).fit(rows, np.take(["ill", "well"], labels))
+    assert set(names.predict(rows)) <= {"ill", "well"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -194,6 +209,7 @@ def test_a_label_outside_the_classes_contributes_nothing(blobs):
         ({"class_weights": {0: -1.0}}, "must be finite and >= 0"),
         ({"class_weights": "balanced"}, "must map labels to public numbers, got 'balanced'"),
         ({"delta": "x"}, r"delta must be in \(0, 1\), got 'x'"),
+        ({"max_grad_norm": "1"}, "max_grad_norm"),
         ({"batch_size": "all"}, "batch_size must be an integer >= 1, got 'all'"),
     ],
 )

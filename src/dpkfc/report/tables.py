@@ -21,9 +21,8 @@ def total_table(total: TotalCost) -> Table:
     first = total.rows[0]
     title = f"ε at δ = {total.delta:g} for {first.unit} ({first.neighbouring_relation})"
     table = Table(title=title, header_style="bold", title_justify="left", show_footer=True)
-    count = sum(len(row.ledger.releases) for row in total.rows)
     table.add_column("run", footer="total", overflow="fold")
-    table.add_column("releases", footer=f"{count:,}", justify="right")
+    table.add_column("releases", justify="right")
     table.add_column("ε", footer=round_up(total.epsilon), justify="right")
     table.add_column("certified", footer="NO" if total.doubts else "yes")
     for row in total.rows:

@@ -56,6 +56,12 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             raise ValueError(f"a classifier needs two classes or more, got 1 class: {classes}")
         weights = read_class_weights(self.class_weights, classes)
         codes = torch.tensor(encode_classes(labels.tolist(), classes))
+        if (codes == _NO_CLASS).double().mean() > 0.1:
+            warnings.warn(
+                "for you alone (PRIVATE): many labels of y are not among classes= and contribute"
+                " nothing; ensembles of scikit-learn hand over labels as 0, 1, …",
+                stacklevel=2,
+            )
 
         def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             features, codes = batch
@@ -94,8 +100,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             are_texts = self.classes_.dtype.kind == "U"
             if are_texts and labels.dtype.kind in "biuf":
                 raise ValueError(
-                    f"y has type {labels.dtype} and classes are texts, so no label is a class: give"
-                    " both as texts or both as numbers"
+                    f"y has type {labels.dtype} and classes are texts: give both as texts, or where"
+                    " scikit-learn numbers labels (docs/sklearn.md) classes=range(K)"
                 )
             # One text among numbers made texts of all.
             return parse_numbers(labels) if labels.dtype.kind == "U" and not are_texts else labels

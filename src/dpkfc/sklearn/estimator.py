@@ -235,8 +235,7 @@ class PrivateEstimator(BaseEstimator):
             check_positive("max_grad_norm", self.max_grad_norm)
             given["max_grad_norm"] = float(self.max_grad_norm)
         if self.batch_size is not None:
-            batch_size = read_count("batch_size", self.batch_size)
-            given["expected_batch_size"] = min(batch_size, count)
+            given["expected_batch_size"] = min(count, read_count("batch_size", self.batch_size))
         config = self._make_config(
             count, seed, likelihood, max_physical_batch_size=_MOST_ROWS, **given
         )
