@@ -149,14 +149,29 @@ def test_more_releases_than_were_planned_are_found(copied):
 def test_a_page_that_says_something_else_is_found(copied):
     (copied / "certificate.json").unlink()
     page = copied / "privacy_card.md"
-    page.write_text(page.read_text().replace("| ε spent | ", "| ε spent | 0."))
-    assert verify_run(copied).reason.startswith("page of the card: privacy_card.md lacks")
+    text = page.read_text("utf-8")
+    for said, forged in (
+        ("| ε spent | ", "| ε spent | 0."),
+        ("**(ε = ", "**(ε = 0."),
+        ("right at most **", "right at most **1"),
+    ):
+        page.write_text(text.replace(said, forged), "utf-8")
+        assert verify_run(copied).reason.startswith("page of the card: privacy_card.md lacks")
+
+
+def test_a_page_whose_card_was_deleted_is_not_judged(copied):
+    for name in ("certificate.json", "privacy_card.json"):
+        (copied / name).unlink()
+    report = verify_run(copied)
+    assert report.verdict == OPEN and "privacy_card.md has no" in report.reason
+    (copied / "privacy_card.md").unlink()
+    assert verify_run(copied).verdict == HOLDS
 
 
 def test_a_head_that_somebody_kept_shows_a_ledger_cut_at_its_end(copied):
     kept = 4, head_of(copied)
     assert verify_run(copied, head=kept).verdict == HOLDS
-    for name in ("privacy_card.json", "certificate.json", "ledger.weights.json"):
+    for name in ("privacy_card.json", "privacy_card.md", "certificate.json", "ledger.weights.json"):
         (copied / name).unlink()
     chain(copied, read_lines(copied)[:-1])
     assert verify_run(copied).verdict == HOLDS

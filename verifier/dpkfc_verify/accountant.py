@@ -144,12 +144,13 @@ def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
     return 0.5 + 0.5 * float(deltas[0]), float(min(found.min(), 1.0))
 
 
-def round_up(value: float) -> str:
-    """Return a number with four decimals, rounded up."""
-    units = round(value * 10_000)
-    if units / 10_000 < value:
-        units = math.ceil(value * 10_000)
-    return f"{units / 10_000:.4f}"
+def round_up(value: float, decimals: int = 4) -> str:
+    """Return a number with so many decimals, rounded up."""
+    unit = 10**decimals
+    units = round(value * unit)
+    if units / unit < value:
+        units = math.ceil(value * unit)
+    return f"{units / unit:.{decimals}f}"
 
 
 def _log_delta_of_gaussian(noise: float, epsilon: float) -> float:

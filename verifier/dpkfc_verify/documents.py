@@ -20,6 +20,7 @@ _AGREEMENT = 1e-3
 # What the first line of a ledger and a release know, by the names that documents use too.
 _HEADER = ("plan_hash", "certified", "unit", "neighbouring_relation", "delta", "dataset_size")
 _RELEASE = ("noise_multiplier", "stddev", "sensitivity", "event")
+_RATES = ("right_at_even_odds", "found_at_1_percent_false_alarms")
 # What no card leaves out.
 _PROMISE = ("unit", "delta", "releases", "epsilon")
 _COPIED = ("guarantee", "meaning", "total", "plan_hash")  # from the card into the certificate
@@ -110,8 +111,7 @@ def check_rates(card: Document, ledger: Ledger) -> str:
     if not (meaning := card.get("meaning")):
         raise Unchecked("the card states none")
     right, found = attack_rates(ledger.charges(), float(card["guarantee"]["epsilon"]))
-    bounds = {"right_at_even_odds": right, "found_at_1_percent_false_alarms": found}
-    for name, bound in bounds.items():
+    for name, bound in zip(_RATES, (right, found), strict=True):
         if not meaning[name] >= bound - _AGREEMENT:
             text = f"the card states {meaning[name]:.2%} {name.replace('_', ' ')}"
             raise Mismatch(f"{text}, and the releases allow {bound:.2%}")
@@ -120,15 +120,22 @@ def check_rates(card: Document, ledger: Ledger) -> str:
 
 def check_page(card: Document, folder: Path) -> str:
     """Check that the page of the card has the figures of the card."""
-    page, spent = find(folder, "privacy_card.md").read_text("utf-8"), card["guarantee"]["epsilon"]
+    page, promise = find(folder, "privacy_card.md").read_text("utf-8"), card["guarantee"]
+    spent, delta = promise["epsilon"], f"{promise['delta']:g}"
+    parts = [f"| δ | {delta} |"]
     spent = round_up(spent) if isinstance(spent, float) else spent
-    parts = [f"| ε spent | {spent} |", f"| δ | {card['guarantee']['delta']:g} |"]
+    parts.append(f"| ε spent | {spent} |")
+    # What page one says where the card promises something.
+    if promise.get("certified") is True and "**AUDIT FAILED" not in page:
+        parts.append(f"**(ε = {spent}, δ = {delta})-differentially private**")
+        shares = [(card.get("meaning") or {}).get(name) for name in _RATES]
+        parts += [f"at most **{round_up(100 * share, 1)} %**" for share in shares if share]
     parts += [card["plan_hash"], card["ledger"]["head"]]
     parts += [(card.get("weights") or {}).get("sha256", "")]
     for part in parts:
         if part not in page:
             raise Mismatch(f"privacy_card.md lacks what the card states: {part[:60]}")
-    return "privacy_card.md has ε, δ, plan, head and weights of the card"
+    return "privacy_card.md has ε, δ, rates, plan, head and weights of the card"
 
 
 def check_weights(card: Document, folder: Path) -> str:
