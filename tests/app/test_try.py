@@ -61,8 +61,10 @@ def test_a_file_of_a_spreadsheet_with_commas_in_numbers_is_asked_for_its_signs(p
     words = ["try", "visits.csv", "--target", "ill", "--answers"]
     wrong = call(*words, _answer(place / "wrong.txt", [*lines[:4], ";"]))
     assert wrong.exit_code == 2 and "decimal must be '.' or ','" in wrong.output
+    lines.insert(2, "?")
     called = call(*words, _answer(place / "answers.txt", lines))
     assert called.exit_code == 0, called.output
+    assert "copy from here: 1.6 to 1.87" in called.output
     schema = read_schema(place / "visits.toml")
     assert (schema.delimiter, schema.decimal) == (";", ",")
     assert schema.columns["admitted"].format == "%d.%m.%Y"

@@ -270,8 +270,10 @@ def show_values(data: Path, header: Header, name: str) -> str:
     """
     schema = Schema(target=name, encoding=header.encoding, delimiter=header.delimiter)
     texts = [text for text in read_table(data, [name], schema).columns[name].texts if text]
-    read = [read_number(text, PLAIN) for text in texts]
-    numbers = [number for number in read if number is not None]
+    # The decimal sign has not been asked yet: the one by which more texts are numbers.
+    forms = PLAIN, replace(PLAIN, decimal=",")
+    read = [[read_number(text, form) for text in texts] for form in forms]
+    numbers = max([[x for x in found if x is not None] for found in read], key=len)
     if 2 * len(numbers) > len(texts):
         others = f", and {len(texts) - len(numbers)} other texts" * (len(numbers) < len(texts))
         found = f"{min(numbers):g} to {max(numbers):g}{others}"
