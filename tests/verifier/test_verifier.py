@@ -12,6 +12,7 @@ from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import encode_line
 from dpkfc.report.card_files import write_card_files
 from dpkfc.report.certificate import _annex
+from dpkfc.report.officer import registry_record
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
 from dpkfc_verify.run import FAILS, HOLDS, OPEN, verify_run
@@ -333,7 +334,7 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path):
     assert done.exit_code == 2 and "--sector is for --format registry alone" in done.stderr
 
 
-def test_the_annex_counts_releases_beside_the_steps(tmp_path, monkeypatch):
+def test_annex_and_registry_count_releases_beside_the_steps(tmp_path, monkeypatch):
     pages = []
     monkeypatch.setattr("dpkfc.report.certificate._rows", lambda rows, _: pages.append(dict(rows)))
     monkeypatch.setattr("dpkfc.report.certificate._paragraph", lambda *words, **style: None)
@@ -342,6 +343,8 @@ def test_the_annex_counts_releases_beside_the_steps(tmp_path, monkeypatch):
     ledger = {"releases": 5, "id": "", "head": ""}
     _annex({"ledger": ledger, "plan_hash": "", "card": "", "weights": card["weights"]}, card)
     assert pages[0]["releases"] == "5, of which 1 for bounds, σ = 20"
+    how = registry_record(card)["deployment"]["implementation"]["mechanisms"]
+    assert "sampler: poisson, rate 1.0; " in how and ", of 1 for bounds 20.0; sensitivity" in how
 
 
 def test_a_certificate_beside_the_card_replaces_neither_card_nor_report(copied, tmp_path):

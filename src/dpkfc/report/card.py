@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from dpkfc.federated.plan import FederatedPlan
 
 FORMAT = 1
-# Version of the Markdown. `dpkfc ledger verify` compares the Markdown of this version alone.
-LAYOUT = 3
+# Version of the texts of a card. `dpkfc ledger verify` compares texts of this version alone.
+LAYOUT = 4
 _NEIGHBOURS = {
     "add_or_remove_one": "one {} added or removed",
     "replace_one": "one {} replaced by another",
