@@ -63,6 +63,7 @@ class Result:
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
+        errors: figures of the task that are not among the scores, by name.
         releases: lines of the ledger then, which are more than steps where some are for bounds.
         figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
         scores: of the released weights on the same set; None for a run without results, or a task
@@ -85,6 +86,7 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
+    errors: Mapping[str, float] = field(default_factory=dict)
     releases: int = 0
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
     scores: Scores | None = None

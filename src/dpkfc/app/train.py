@@ -441,6 +441,10 @@ def _make_result(
 ) -> Result:
     """Return the result of a run that has ended, with the figures of its last evaluation."""
     last = metrics.select_evaluated()[-1]
+    task = prepared.recipe.task
+    errors = task.derive_figures(last.accuracy, last.loss)
+    for score in scores.scores if scores else ():
+        errors.pop(score.name, None)
     return Result(
         folder=folder.path,
         accuracy=math.nan if last.accuracy is None else last.accuracy,
@@ -450,10 +454,11 @@ def _make_result(
         seconds=sum(row.seconds or 0.0 for row in metrics.rows),
         interrupted=interrupted,
         curve=make_curve(prepared, metrics),
-        score=prepared.recipe.task.score,
+        score=task.score,
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
+        errors=errors,
         releases=session.ledger.count,
         figures=prepared.data.figures,
         scores=scores,

@@ -130,6 +130,10 @@ def announce(result: Result) -> None:
         print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
     print_line(f"to look at it: dpkfc report {folder}")
+    if result.errors:
+        errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
+        covers = "covers" if result.noisy else "does not cover"
+        print_line(f"{errors} ({result.measured_on}; ε {covers} these figures)")
     print_shares(console, result.figures)
     if result.head:
         print_line(

@@ -155,12 +155,15 @@ class Objective:
 
     def figures(self, score: float | None, loss: float | None) -> dict[str, float | None]:
         """Return score, mean loss and what follows from them, by name; None for no number."""
+        named = {self.score: score, self.mean_loss: loss, **self.derive_figures(score, loss)}
+        return {name: finite(value) for name, value in named.items()}
+
+    def derive_figures(self, score: float | None, loss: float | None) -> dict[str, float]:
+        """Return the figures that follow from score and mean loss, by name."""
         score, loss = finite(score), finite(loss)
-        named = {self.score: score, self.mean_loss: loss}
         if self.also is None or score is None or loss is None:
-            return named
-        also = self.also(Judged(score, loss))
-        return named | {name: finite(value) for name, value in also.items()}
+            return {}
+        return self.also(Judged(score, loss))
 
 
 def finite(value: float | None) -> float | None:
