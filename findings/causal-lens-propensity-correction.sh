@@ -11,7 +11,7 @@
 #   all.
 # Instead: the interval of the bootstrap that the same object returns.
 # Source: Lunceford and Davidian (2004), "Stratification and weighting via the propensity score in estimation of causal
-#   treatment effects", Statistics in Medicine 23(19), section 3: estimated propensities reduce the variance.
+#   treatment effects", Statistics in Medicine 23(19): estimated propensities reduce the variance.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

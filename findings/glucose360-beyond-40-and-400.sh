@@ -11,7 +11,7 @@
 # Why it matters here: the worst readings improve the figures on which a dose is decided.
 # Instead: (glucose < 70).mean() and (glucose > 180).mean().
 # Source: Battelino and others (2019), "Clinical targets for continuous glucose monitoring data interpretation",
-#   Diabetes Care 42(8), table 1.
+#   Diabetes Care 42(8).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -8,8 +8,7 @@
 # Expected: the group as often as its number says, or an error as for an unknown element.
 # Why it matters here: the mass and the pattern decide which peaks are taken for the substance.
 # Instead: write each element once, such as C3H6O.
-# Source: IUPAC, Nomenclature of Organic Chemistry (2013), P-16.5: a number behind parentheses multiplies what is in
-#   them.
+# Source: IUPAC, Nomenclature of Organic Chemistry (2013), P-16.5, on enclosing marks.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

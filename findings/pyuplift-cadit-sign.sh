@@ -10,7 +10,7 @@
 # Why it matters here: the people with the highest predictions are treated.
 # Instead: TwoModel, or the transformed outcome by hand, as below.
 # Source: Weisberg and Pontes (2015), "Post hoc subgroups in clinical trials: anathema or analytics?", Clinical Trials
-#   12(4), which the package cites.
+#   12(4): the mean of the transformed outcome, given the features, is the effect.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -9,8 +9,7 @@
 # Expected: the mean of the two models, each with its own classifier.
 # Why it matters here: nothing but the ranking of the people is used.
 # Instead: fit the two models with a classifier each and take the mean, as below.
-# Source: Gubela and others (2019), "Conversion uplift in e-commerce: a systematic benchmark of modeling strategies",
-#   International Journal of Information Technology and Decision Making 18(3): the mean of both.
+# Source: Shaar, Abdessalem and Segard (2016), "Pessimistic uplift modeling": the mean of both.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -9,7 +9,7 @@
 # Expected: about 95 % of the new values; of the means 95 % for a confidence interval.
 # Why it matters here: a value outside of its interval is called abnormal.
 # Instead: the interval by hand, as below, or get_prediction of statsmodels.
-# Source: Draper and Smith (1998), "Applied regression analysis", section 3.1: s² (1 + x' (X'X)⁻¹ x).
+# Source: Draper and Smith (1998), "Applied regression analysis", chapter 3: s² (1 + x' (X'X)⁻¹ x).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -12,7 +12,7 @@
 # Why it matters here: the order of the rows by risk, for which the algorithm is used, is another one.
 # Instead: count them by hand, as below.
 # Source: Elliot, Manning and Ford (2002), "A computational algorithm for handling the special uniques
-#   problem", International Journal of Uncertainty, Fuzziness and Knowledge-Based Systems 10(5), section 3.
+#   problem", International Journal of Uncertainty, Fuzziness and Knowledge-Based Systems 10(5).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
