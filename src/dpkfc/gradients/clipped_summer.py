@@ -199,6 +199,8 @@ def _block(layer: Layer, calls: Sequence[Any], batch_size: int, groups: Groups) 
         # A module runs once more for a group, whose rows are proved to be independent.
         return blocks_of(layer, [call.join_rows(groups.size) for call in calls], groups.count)
     block: Any = blocks_of(layer, calls, batch_size)
+    if groups == Groups(batch_size):
+        return block
     merged: AnyBlock = block.merge_rows(groups.count, groups.size)
     return merged
 

@@ -23,11 +23,10 @@ def full_precision() -> Iterator[None]:
     torch's older switches (`allow_tf32`, `set_float32_matmul_precision`) or its newer ones
     (`fp32_precision`), on the CPU too, is restored afterwards.
     """
-    with (
-        ExitStack() as undo,
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-    ):
+    with ExitStack() as undo:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                undo.enter_context(torch.autocast(device, enabled=False))
         for operation in _OPERATIONS:
             undo.callback(_restore_precision, operation, operation.fp32_precision)
         # Torch can read an older switch only where no newer one differs from it.

@@ -85,17 +85,17 @@ def check_finite(layers: Sequence[Layer]) -> None:
     Raises:
         ValueError: naming the parameter.
     """
-    flags: Tensors = {}
+    sums: Tensors = {}
     tensors = {name: to_local(p) for name, p in named_tensors(layers).items()}
     for name, x in tensors.items():
         if x.numel() and x.is_floating_point():
-            flags[name] = x.sum().isfinite()
-    if not flags:
+            sums[name] = x.detach().sum()
+    if not sums:
         return
     # One question to the GPU for all parameters.
-    device = next(iter(flags.values())).device
-    answers = torch.stack([flag.to(device) for flag in flags.values()])
-    for name, is_finite in zip(flags, answers.tolist(), strict=True):
+    device = next(iter(sums.values())).device
+    answers = torch.stack([x.to(device) for x in sums.values()]).isfinite()
+    for name, is_finite in zip(sums, answers.tolist(), strict=True):
         # A sum of finite numbers may be infinite.
         if not is_finite and not torch.isfinite(tensors[name]).all():
             raise ValueError(

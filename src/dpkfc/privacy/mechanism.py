@@ -507,8 +507,8 @@ def _check(
 
 def _check_finite(tensors: NamedTensors) -> None:
     """Check that all entries are finite, by the sums of all tensors at once."""
-    are_finite = [x.sum().isfinite() for x in tensors.values()]
-    if torch.stack(are_finite).all():
+    sums = [x.sum() for x in tensors.values()]
+    if torch.stack(sums).isfinite().all():
         return
     for name, x in tensors.items():
         if not x.isfinite().all():

@@ -147,7 +147,7 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     """
     if axis.pre == axis.post == 1:
         # A check of padding asks where the size is another.
-        return x.movedim(axis.dim, 0)
+        return x.movedim(axis.dim, 0) if axis.dim else x
     rows = _split_batch(x, axis, size)
     pre_dim = axis.dim + 1
     if axis.post == 1:
