@@ -134,6 +134,7 @@ def test_a_mistake_is_one_line(tmp_path, monkeypatch, arguments, what):
 
 def test_calibrate_and_epsilon_agree():
     text = call("calibrate", "-e", "0.5", "-n", "1000", "-b", "100", "--epochs", "2").output
+    assert re.search(r"protected unit +│ one example", text)
     sigma = re.search(r"σ *│ ([\d.]+)", text).group(1)
     back = call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
     by_rate = call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output

@@ -20,9 +20,10 @@ def total_table(total: TotalCost) -> Table:
     """Return each ledger with its ε, and the total."""
     first = total.rows[0]
     title = f"ε at δ = {total.delta:g} for {first.unit} ({first.neighbouring_relation})"
-    table = Table(title=title, header_style="bold", title_justify="left", show_footer=True)
+    table = Table(title=title, title_justify="left", show_footer=True)
+    count = sum(len(row.ledger.releases) for row in total.rows)
     table.add_column("run", footer="total", overflow="fold")
-    table.add_column("releases", justify="right")
+    table.add_column("releases", footer=f"{count:,}", justify="right")
     table.add_column("ε", footer=round_up(total.epsilon), justify="right")
     table.add_column("certified", footer="NO" if total.doubts else "yes")
     for row in total.rows:
@@ -62,7 +63,7 @@ def budget_table(
     if moved is not None:
         budget.move(*moved)
     title = f"{escape(budget.people)}: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
-    table = Table(title=title, header_style="bold", title_justify="left", show_footer=True)
+    table = Table(title=title, title_justify="left", show_footer=True)
     left = max(0.0, budget.epsilon - budget.spent)
     table.add_column("charged", footer="left")
     table.add_column("ledger", overflow="fold")
@@ -89,6 +90,7 @@ def plan_table(plan: Plan) -> Table:
         "steps": f"{plan.steps:,}",
         "expected batch size B": f"{plan.expected_batch_size:,}",
         "dataset size N": f"{plan.dataset_size:,}",
+        "protected unit": plan.privacy_unit,
         "sampler": plan.sampler.describe()["name"],
         **({"bands of correlated noise": f"{plan.bands}"} if plan.bands > 1 else {}),
         "δ": f"{plan.delta:g}",
