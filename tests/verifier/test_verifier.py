@@ -114,6 +114,12 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path):
         (lambda c: c["guarantee"].update(delta=1e-9), "another delta"),
         (lambda c: c["guarantee"].update(unit="one hospital"), "another unit"),
         (lambda c: c["guarantee"].update(certified=1), "another certified"),
+        (
+            lambda c: c["guarantee"].update(target_epsilon=0.1),
+            "guarantee of the card states ε = 0.1",
+        ),
+        (lambda c: c["guarantee"].update(neighbours_differ_in="one hospital"), "other neighbours"),
+        (lambda c: c["assumed_public"]["number of examples N"].update(value=9), "another dataset"),
         (lambda c: c["meaning"].update(right_at_even_odds=0.51), "states 51.00% right at even"),
         (lambda c: c.update(total={"epsilon": 0.1, "delta": 1e-5, "runs": ["x"]}), "total of"),
         (lambda c: c["mechanism"].pop("stddev"), "does not state stddev"),
@@ -345,6 +351,8 @@ def test_annex_and_registry_count_releases_beside_the_steps(tmp_path, monkeypatc
     assert pages[0]["releases"] == "5, of which 1 for bounds, σ = 20"
     how = registry_record(card)["deployment"]["implementation"]["mechanisms"]
     assert "sampler: poisson, rate 1.0; " in how and ", of 1 for bounds 20.0; sensitivity" in how
+    edit_card(folder, lambda c: c["mechanism"]["extra_releases"][0].update(noise_multiplier=99.0))
+    assert "another noise for bounds than the ledger: 99.0" in verify_run(folder).reason
 
 
 def test_a_certificate_beside_the_card_replaces_neither_card_nor_report(copied, tmp_path):

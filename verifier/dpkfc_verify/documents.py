@@ -67,7 +67,22 @@ def check_card(card: Document, ledger: Ledger) -> str:
     if missing:
         raise Mismatch(f"the card does not state {missing[0].replace('_', ' ')}")
     sampler = {"groups": 1} | (mechanism.get("sampler") or {})
-    _compare("card", ledger, card, card["dates"], card["guarantee"], mechanism, sampler)
+    public = card["assumed_public"].items()
+    sizes = [
+        {"dataset_size": entry["value"]}
+        for name, entry in public
+        if name.split(" (")[0][-2:] == " N"
+    ]
+    _compare("card", ledger, card, card["dates"], card["guarantee"], mechanism, sampler, *sizes)
+    unit = str(ledger.header.get("unit", "")).split(" (all records")[0]
+    if not str(differ := card["guarantee"].get("neighbours_differ_in", unit)).startswith(unit):
+        raise Mismatch(f"the card has other neighbours than the ledger: {differ}, not {unit}"[:160])
+    known = {body.get("purpose"): body["noise_multiplier"] for body, _ in ledger.kinds}
+    for kind in mechanism.get("extra_releases") or []:
+        noise = kind["noise_multiplier"]
+        if not _is_same(noise, known.get(kind["purpose"], noise)):
+            text = f"the card states another noise for {kind['purpose']} than the ledger: {noise}"
+            raise Mismatch(text[:160])
     return "plan, unit, δ, noise and number of releases are the ledger's"
 
 
@@ -91,7 +106,10 @@ def check_epsilon(card: Document, ledger: Ledger, delta: float) -> str:
     _compare_epsilon("card", accounting.get("accountant", "pld"), promise["epsilon"], spent)
     for name, figure in accounting["epsilon_by"].items():
         _compare_epsilon(f"card, by {name.upper()},", name, figure, spent)
-    for name, figure in (("total", "epsilon"), ("budget", "after")):
+    further = {"total": "epsilon", "budget": "after"}
+    if "target_epsilon" in promise:
+        further["guarantee"] = "target_epsilon"
+    for name, figure in further.items():
         if stated := card.get(name):
             spent = epsilon(ledger.charges(), float(stated["delta"]))
             _compare_epsilon(f"{name} of the card", "", stated[figure], spent)

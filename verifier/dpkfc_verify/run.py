@@ -16,8 +16,8 @@ from dpkfc_verify.stamps import read_stamp
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be checked"
 NEVER = (
     "that the program trained as the ledger says; what the owner states (purpose, people, results, "
-    "figures outside ε); that a PDF says what its JSON says; that all files were not replaced "
-    "together, unless somebody kept a head"
+    "figures outside ε); other words of privacy_card.md (dpkfc ledger verify does); that a PDF has "
+    "the words of its JSON; that all files were not replaced together, unless somebody kept a head"
 )
 # Checks without which nothing is known.
 _NEEDED = {"ledger", "privacy loss", "certificate"}
