@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from dpkfc import rng_state
 from dpkfc.gradients import find_layers
 from tests.gradients.cases import sum_examples
 from tests.integrations import opacus_cases
 from tests.recording import Heard
-from tests.sessions import cross_entropy, open_session, train
+from tests.sessions import assert_refused, cross_entropy, open_session, train
 from tests.test_session import weights
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
@@ -125,6 +125,71 @@ def noisy(rows):
     """A collate function with random numbers of torch alone: what it hands out tells them."""
     y = torch.stack([row[1] for row in rows])
     return y.unsqueeze(1) + torch.rand(len(rows), 6), y
+
+
+class Jittered(TensorDataset):
+    """Draws from a generator of its own, whose numbers go to records in the order of reading."""
+
+    def __init__(self, *tensors):
+        super().__init__(*tensors)
+        self.own = np.random.default_rng(0)
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + self.own.random(), y
+
+
+class Centred(TensorDataset):
+    """Subtracts a running mean of what was read."""
+
+    mean = 0.0
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
+        return x - self.mean, y
+
+
+class JitteringCollate:
+    def __init__(self):
+        self.own = torch.Generator().manual_seed(0)
+
+    def __call__(self, rows):
+        x, y = default_collate(rows)
+        return x + torch.rand(len(x), 1, generator=self.own), y
+
+
+REMEMBERING = [
+    (Jittered(X, Y), default_collate),
+    (Centred(X, Y), default_collate),
+    (TensorDataset(X, Y), JitteringCollate()),
+    ((X, Y), JitteringCollate()),
+]
+MESSAGE = "the dataset or collate_fn has a random generator of its own, or remembers earlier"
+
+
+@pytest.mark.parametrize(("dataset", "collate"), REMEMBERING)
+def test_records_that_depend_on_what_was_read_before_are_refused(dataset, collate):
+    assert_refused(open_session(net(), dataset, collate_fn=collate), MESSAGE)
+
+
+@pytest.mark.parametrize(("dataset", "collate"), REMEMBERING[:3])
+def test_an_opacus_script_over_such_records_is_refused_before_a_release(dataset, collate):
+    engine, model, _, loader = opacus_cases.private(
+        net(), data_loader=DataLoader(dataset, batch_size=8, collate_fn=collate)
+    )
+    with pytest.raises(ValueError, match=MESSAGE):
+        for x, _ in loader:
+            model(x)
+    assert not engine.ledger.count
+
+
+def test_one_record_that_changes_between_reads_has_no_effect():
+    class Odd(Jittered):
+        def __getitem__(self, i):
+            return super().__getitem__(i) if i == 0 else TensorDataset.__getitem__(self, i)
+
+    assert train(net(), Odd(X, Y)).steps_done == 2
 
 
 def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():

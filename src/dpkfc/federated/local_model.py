@@ -27,6 +27,7 @@ from dpkfc.public_rows.template import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.tensors import NamedTensors, Tensors
 from dpkfc.verification.check import check_on_public_rows
+from dpkfc.verification.row_functions import check_reads
 
 Indices = NDArray[np.int64]
 # Relative error of a norm in float32 against a sum of squares in float64.
@@ -153,6 +154,7 @@ class LocalModel(PartyModel):
             return
         template.warn(stacklevel=4)
         collate = records.loader.collate
+        check_reads(records.dataset, collate)
         verdict = check_on_public_rows(
             self.model,
             self.layers,

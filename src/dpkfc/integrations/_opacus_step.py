@@ -59,6 +59,7 @@ from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import forget_batches
+from dpkfc.verification.row_functions import check_reads
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 from dpkfc.weights_record import read_weights_record
 
@@ -330,6 +331,7 @@ class PrivateStep:
                 forget_batches(),
             ):
                 batch, collate = recording.batch, self._source.collate_fn
+                check_reads(self._source.dataset, collate)
                 template = find_template(self._source.dataset)
                 template.warn(stacklevel=4)
                 verdict = check_model(
