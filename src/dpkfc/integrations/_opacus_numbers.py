@@ -77,6 +77,6 @@ class ScriptNumbers:
             )
         if not math.isclose(factor, old_factor, rel_tol=1e-6):
             raise ValueError(
-                "the loss is divided by another number than in earlier batches; average each "
-                "example over its own positions, and divide by constants"
+                "the loss is multiplied or divided by another number than in earlier batches;"
+                " average each example over its own positions, and use constants"
             )
