@@ -49,6 +49,27 @@ def sum_copies(gradient: Tensor, axis: BatchAxis, size: int, shape: Sequence[int
     return rows.reshape(size, *shape)
 
 
+def expand_rows(x: Tensor, rank: int, dim: int, length: int) -> Tensor:
+    """Return a view of a tensor with a row for each example, as broadcasting would show it.
+
+    Args:
+        x: the tensor, of length 1 along the dimension or without it.
+        rank: dimensions of the result.
+        dim: where the examples lie.
+        length: of that dimension.
+    """
+    shape = _broadcast_shape(x, rank)
+    wide = list(shape)
+    wide[dim] = length
+    return x.reshape(shape).expand(wide)
+
+
+def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
+    """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
+    missing = rank - x.dim()
+    return (*[1] * missing, *x.shape)
+
+
 @dataclass(frozen=True)
 class SharedTensorUse:
     """A place where a shared tensor got a row for each example.
@@ -229,9 +250,7 @@ class SharedUses:
             is_shared = self.tracker.state(x) is PARAMETRIC and shape[axis.dim] == 1
             if not is_shared or x.dim() < trailing:
                 return x
-            wide = list(shape)
-            wide[axis.dim] = axis.length(self.tracker.size)
-            rows = x.reshape(shape).expand(wide)
+            rows = expand_rows(x, rank, axis.dim, axis.length(self.tracker.size))
             self._add(x, rows, axis)
             return rows
 
@@ -294,12 +313,6 @@ def _name_of(function: Any) -> str:
         attribute = getattr(function, "__self__", None)
         name = getattr(attribute, "__name__", "")
     return name
-
-
-def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
-    """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
-    missing = rank - x.dim()
-    return (*[1] * missing, *x.shape)
 
 
 def pull_back(

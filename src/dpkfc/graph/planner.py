@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from dpkfc.gradients.shared_uses import expand_rows
 from dpkfc.graph.capture import Capture, NotCapturedError
 from dpkfc.graph.proof import P, Proof, Site
 from dpkfc.graph.sites import (
@@ -27,6 +28,10 @@ from dpkfc.graph.sites import (
 )
 from dpkfc.tracking.batch_rules import arguments_of
 from dpkfc.tracking.states import BatchAxis
+
+# Operations whose result is their first argument, and such that may transpose it.
+_SAME = {"aten._to_copy.default", "aten.alias.default", "aten.clone.default"}
+_TRANSPOSING = {"aten.t.default", "aten.transpose.int", "aten.permute.default"}
 
 
 class Planner:
@@ -61,14 +66,11 @@ class Planner:
         source, crosswise = node, False
         while source not in self._names:
             target = str(source.target)
-            first = source.args[0] if source.args else None
-            same = {"aten._to_copy.default", "aten.alias.default", "aten.clone.default"}
-            crosses = {"aten.t.default", "aten.transpose.int", "aten.permute.default"}
-            if target in crosses and len(shape) == 2 and self._is_crossed(source):
+            if target in _TRANSPOSING and len(shape) == 2 and self._is_crossed(source):
                 crosswise = not crosswise
-            elif target not in same:
+            elif target not in _SAME:
                 return Operand(node, None, False, shape)
-            source = first
+            source = source.args[0]
         return Operand(node, self._names[source], crosswise, shape)
 
     def _is_crossed(self, node: fx.Node) -> bool:
@@ -114,15 +116,16 @@ class Planner:
         is_left = one in site.axes
         if is_left == (two in site.axes):
             return None
-        x = one if is_left else two
+        x, factor = (one, two) if is_left else (two, one)
+        x_axis = site.axes[x]
         axis = _first(site.outputs)
-        if axis.dim != (0 if is_left else 1) or site.axes[x].dim != axis.dim:
+        dim_of_rows = 0 if is_left else 1
+        if (x_axis.dim, axis.dim) != (dim_of_rows, dim_of_rows):
             return None
         bias = self._operand(addend)
         if bias is not None and (not is_left or not _is_row(bias.shape)):
             return None
-        weight = self._operand(two if is_left else one)
-        return Product(site.node, x, site.axes[x], axis, is_left, weight, bias)
+        return Product(site.node, x, x_axis, axis, is_left, self._operand(factor), bias)
 
     def _convolution(self, site: Site) -> Convolution | None:
         x, weight, bias, stride, padding, dilation, transposed, _, groups = site.args
@@ -216,13 +219,10 @@ class Planner:
         public = [x for x in inputs if x not in site.axes and x not in site.operands]
 
         def take_one(x: Any) -> Any:
-            if isinstance(x, fx.Node):
-                if isinstance(values[x], Tensor):
-                    return x
+            if isinstance(x, fx.Node) and not isinstance(values[x], Tensor):
                 x = values[x]
-            if isinstance(x, int) and not isinstance(x, bool) and x and x % P == 0:
-                return x // P
-            return x
+            grows_with_batch = type(x) is int and x != 0 and x % P == 0
+            return x // P if grows_with_batch else x
 
         args = tree_map(take_one, arguments, is_leaf=lambda x: isinstance(x, fx.Node))
         has_several = isinstance(values[site.node], (list, tuple))
@@ -235,21 +235,6 @@ class Planner:
                 axes[place] = axis
         trained = [x for x in map(self._operand, site.operands) if x is not None]
         return Other(outputs, site.function, args, site.axes, axes, trained, public)
-
-
-def expand_rows(x: Tensor, rank: int, dim: int, length: int) -> Tensor:
-    """Return a tensor with a row for each example, as broadcasting would show it.
-
-    Args:
-        x: the tensor, of length 1 along the dimension or without it.
-        rank: dimensions of the result.
-        dim: where the examples lie.
-        length: of that dimension.
-    """
-    shape = [1] * (rank - x.dim()) + list(x.shape)
-    wide = list(shape)
-    wide[dim] = length
-    return x.reshape(shape).expand(wide)
 
 
 def _name_arguments(site: Site) -> dict[str, Any]:

@@ -178,28 +178,34 @@ def find_public_lengths(
     Returns:
         One map for each public length to try; an empty one where no length follows the records.
     """
-    shapes = []
+    own = _shapes_of(batch)
+    ranks = list(map(len, own))
+    public_shapes = []
     for prototype in template.prototypes:
         # A collate function may refuse records of some length.
         with suppress(Exception):
             rows = draw_public_rows(prototype, 2, collate, "tokens").batch(range(2))
-            shapes.append([x.shape for x in tensors_of(unwrap_containers(rows))])
-    own = [x.shape for x in tensors_of(unwrap_containers(batch))]
-    ranks = list(map(len, own))
-    shapes = [x for x in shapes if list(map(len, x)) == ranks]
-    places = [(i, dim) for i, rank in enumerate(ranks) for dim in range(1, rank)]
+            shapes = _shapes_of(rows)
+            if list(map(len, shapes)) == ranks:
+                public_shapes.append(shapes)
     varied = []
-    for i, dim in places:
-        lengths_there = {x[i][dim] for x in shapes}
-        if len(lengths_there) > 1:
-            varied.append((i, dim))
+    for i, rank in enumerate(ranks):
+        for dim in range(1, rank):
+            lengths_there = {shapes[i][dim] for shapes in public_shapes}
+            if len(lengths_there) > 1:
+                varied.append((i, dim))
     maps: list[Mapping[int, int]] = []
-    for public in shapes:
+    for public in public_shapes:
         lengths: dict[int, int] = {}
         for step in (-1, 1, 0):
             lengths |= {own[i][dim] + step: public[i][dim] + step for i, dim in varied}
         maps.append(lengths)
     return maps or [{}]
+
+
+def _shapes_of(batch: Any) -> list[torch.Size]:
+    """Return the shapes of the tensors in a batch."""
+    return [x.shape for x in tensors_of(unwrap_containers(batch))]
 
 
 def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:

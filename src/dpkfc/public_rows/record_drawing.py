@@ -16,10 +16,6 @@ SEED = 20261125
 _WORDS = ("a", "the", "good", "bad", "film", "was", "not", "very")
 # Kinds of numpy's numbers to types of tensors; others are integers.
 _NUMBERS = {"f": torch.float64, "b": torch.bool}
-# Kinds of integers, and whether they lie in a sequence, to the least one and the bound.
-_BOUNDS = {("tokens", True): (0, 4), ("ones", True): (1, 2), ("ones", False): (1, 2)}
-# The same, where floating-point numbers lie in [0, 1].
-_ARE_PROBABILITIES = {("ones", True), ("ones", False), ("bits", False)}
 Axis = tuple[Any, ...]
 """Keys that lead to a value in a record, and a dimension of that value."""
 
@@ -35,9 +31,12 @@ def kind_of(x: Any) -> Hashable:
     if isinstance(x, Tensor):
         return "tensor", x.dtype, x.dim()
     if isinstance(x, np.ndarray):
-        return "array", x.dtype if x.dtype.kind in "biufc" else x.dtype.kind, x.ndim
+        # Texts and bytes have a type for each length.
+        numbers = x.dtype if x.dtype.kind in "biufc" else x.dtype.kind
+        return "array", numbers, x.ndim
     if isinstance(x, Mapping):
-        return "mapping", tuple((key, kind_of(x[key])) for key in sorted(x, key=repr))
+        keys = sorted(x, key=repr)
+        return "mapping", tuple((key, kind_of(x[key])) for key in keys)
     if _is_uniform_list(x):
         return "list of", kind_of(_typical(x))
     if isinstance(x, (list, tuple)):
@@ -130,13 +129,14 @@ class RecordDrawer:
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, sizes, place).numpy()
         if isinstance(x, (np.generic, int, float)):
-            dtype = _NUMBERS.get(np.asarray(x).dtype.kind, torch.int64)
-            number = self._tensor(dtype, []).item()
+            kind = np.asarray(x).dtype.kind
+            number = self._tensor(_NUMBERS.get(kind, torch.int64), []).item()
             return type(x)(number) if isinstance(x, np.generic) else number
         if x is None:
             return None
         if isinstance(x, str) and self.integers != "ones":
-            return type(x)(" ".join(self.generator.choice(_WORDS, shape)))
+            words = self.generator.choice(_WORDS, shape)
+            return type(x)(" ".join(words))
         if isinstance(x, (str, bytes)):
             return type(x)()
         if isinstance(x, (Mapping, list, tuple)):
@@ -170,14 +170,17 @@ class RecordDrawer:
         return Image.fromarray(pixels)
 
     def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
-        kind = (self.integers, bool(shape))
         if dtype.is_floating_point or dtype.is_complex:
             draw: Callable[[Any], Any] = self.generator.standard_normal
-            if kind in _ARE_PROBABILITIES:
+            is_alone = not shape
+            if self.integers == "ones" or (self.integers == "bits" and is_alone):
+                # Numbers of [0, 1], as probabilities are.
                 draw = self.generator.random
             return torch.as_tensor(draw(shape)).to(dtype)
-        least, bound = _BOUNDS.get(kind, (0, 2))
-        if dtype == torch.bool:
-            least, bound = 0, 2
+        least, bound = 0, 2
+        if self.integers == "ones" and dtype != torch.bool:
+            least = 1
+        if self.integers == "tokens" and shape and dtype != torch.bool:
+            bound = 4
         values = self.generator.integers(least, bound, size=shape)
         return torch.as_tensor(values).to(dtype)
