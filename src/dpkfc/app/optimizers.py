@@ -12,21 +12,22 @@ import torch
 from torch.optim import Optimizer
 
 
-class SGD(torch.optim.SGD):
-    """Take the steps of `torch.optim.SGD`."""
+class _Unmarked(Optimizer):
+    """What all optimizers of torch have in common, without the marks."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
     load_state_dict = unwrap(Optimizer.load_state_dict)
     state_dict = unwrap(Optimizer.state_dict)
     zero_grad = unwrap(Optimizer.zero_grad)
+
+
+class SGD(_Unmarked, torch.optim.SGD):
+    """Take the steps of `torch.optim.SGD`."""
+
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
 
 
-class AdamW(torch.optim.AdamW):
+class AdamW(_Unmarked, torch.optim.AdamW):
     """Take the steps of `torch.optim.AdamW`."""
 
-    add_param_group = unwrap(Optimizer.add_param_group)
-    load_state_dict = unwrap(Optimizer.load_state_dict)
-    state_dict = unwrap(Optimizer.state_dict)
-    zero_grad = unwrap(Optimizer.zero_grad)
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))

@@ -308,8 +308,7 @@ def is_harmless(plan: Plan, model: nn.Module, canaries: int) -> bool:
         canaries: m.
     """
     entries = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    rate = plan.expected_batch_size / plan.dataset_size
-    power = canaries / 2 * rate * plan.sensitivity**2
+    power = canaries / 2 * _sampling_rate(plan) * plan.sensitivity**2
     return power <= HARM * entries * plan.stddev**2
 
 

@@ -85,7 +85,7 @@ def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> A
             Standing(
                 group=group,
                 settings=len(by_method[group.first.method]),
-                half_width=interval(scores_of(group)),
+                half_width=interval(group.scores),
                 verdict=verdict,
                 is_tied=is_tied,
             )
@@ -97,11 +97,6 @@ def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> A
         score=panel.score,
         measured_on=panel.measured_on,
     )
-
-
-def scores_of(group: RunGroup) -> list[float]:
-    """Return the scores of a group's runs."""
-    return [run.accuracy for run in group.runs if run.accuracy is not None]
 
 
 def interval(scores: Sequence[float]) -> float | None:
@@ -137,7 +132,7 @@ def _compare(best: RunGroup, group: RunGroup, comparisons: int, score: str) -> t
         return True, "best mean" if comparisons else "the only method here"
     # Each of the comparisons with the best takes its share of the error (Bonferroni).
     level = 1 - (1 - LEVEL) / comparisons
-    ends = difference(scores_of(best), scores_of(group), level)
+    ends = difference(best.scores, group.scores, level)
     if ends is None:
         return True, "not significantly different from the best: too few runs"
     if ends[0] <= 0:

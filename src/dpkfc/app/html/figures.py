@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from dpkfc.app.html.answer import group_by_budget, interval, scores_of
+from dpkfc.app.html.answer import group_by_budget, interval
 from dpkfc.app.html.groups import MethodStyle, Panel, RunGroup, collect
 from dpkfc.app.html.texts import count_text, epsilon_text, score_text
 from dpkfc.app.picture_data import evenly_spaced
@@ -184,7 +184,7 @@ def _plot_point(
     along: str = "y",
 ) -> None:
     """Plot a mean with its interval along an axis."""
-    width = interval(scores_of(group))
+    width = interval(group.scores)
     look = {**_look(style, group), "linestyle": "none", "capsize": 2.5, f"{along}err": width}
     drawn = canvas.axes.errorbar(x, y, **look)
     canvas.mark(drawn.get_children(), style, _describe(group, score))

@@ -48,22 +48,37 @@ class RunGroup:
 
     Attributes:
         runs: one or more.
-        mean: of their scores, None where no score is known.
-        std: sample deviation, None for a single run.
-        epsilon: the largest that a run spent, None without a guarantee.
         differs: settings in which groups of the same method differ, in words.
     """
 
     runs: Sequence[RunSummary]
-    mean: float | None
-    std: float | None
-    epsilon: float | None
     differs: str = ""
 
     @property
     def first(self) -> RunSummary:
         """The run whose settings stand for all."""
         return self.runs[0]
+
+    @property
+    def scores(self) -> list[float]:
+        """The scores that are known."""
+        return [run.accuracy for run in self.runs if run.accuracy is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the scores, None where no score is known."""
+        return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample deviation of the scores, None for a single run."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest ε that a run spent, None without a guarantee."""
+        spent = [run.epsilon for run in self.runs if run.epsilon is not None]
+        return max(spent) if len(spent) == len(self.runs) else None
 
     @property
     def sort_score(self) -> float:
@@ -79,7 +94,7 @@ class RunGroup:
     def seconds(self) -> float | None:
         """Mean seconds of training."""
         known = [run.seconds for run in self.runs if run.seconds is not None]
-        return sum(known) / len(known) if known else None
+        return statistics.fmean(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -154,18 +169,10 @@ def _group_key(run: RunSummary) -> str:
 
 
 def _make_group(runs: Sequence[RunSummary], differing: Sequence[str]) -> RunGroup:
-    scores = [run.accuracy for run in runs if run.accuracy is not None]
-    spent = [run.epsilon for run in runs if run.epsilon is not None]
     settings = runs[0].settings
     known = [name for name in differing if name in settings]
     texts = [f"{plain(name, 40)} {show(settings[name])}" for name in known]
-    return RunGroup(
-        runs=runs,
-        mean=statistics.fmean(scores) if scores else None,
-        std=statistics.stdev(scores) if len(scores) > 1 else None,
-        epsilon=max(spent) if len(spent) == len(runs) else None,
-        differs=", ".join(texts)[:400],
-    )
+    return RunGroup(runs=runs, differs=", ".join(texts)[:400])
 
 
 def _method_of(run: RunSummary) -> tuple[str, str]:
