@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -281,11 +280,7 @@ class Plan(PlanBase):
 
     @cached_property
     def _warn_once(self) -> None:
-        """Warn that ε is not valid; without noise it is infinite and needs no warning."""
-        if self.caveats and self.noise_multiplier > 0:
-            warnings.warn(
-                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=5
-            )
+        self._warn_of_caveats(stacklevel=5)
 
     def cross_check(
         self, steps: int | None = None, extra: Mapping[str, int] | None = None

@@ -16,7 +16,6 @@ a bound (tests/federated/test_accounting.py has the counter-example).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -174,10 +173,7 @@ class FederatedPlan(PlanBase):
 
         A round has `per_round` releases.
         """
-        if self.caveats and self.noise_multiplier > 0:
-            warnings.warn(
-                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
-            )
+        self._warn_of_caveats(stacklevel=2)
         return self.curve.epsilon(self.releases if releases is None else releases)
 
     def epsilon_at(self, stddev: float) -> float:

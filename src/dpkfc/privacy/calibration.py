@@ -298,6 +298,18 @@ class PlanBase:
         check_not_negative("noise_multiplier", self.noise_multiplier)
         check_target(self.target_epsilon, self.delta)
 
+    def _warn_of_caveats(self, stacklevel: int) -> None:
+        """Warn that ε is not valid; without noise it is infinite and needs no warning.
+
+        Args:
+            stacklevel: as of `warnings.warn`, from the caller.
+        """
+        if self.caveats and self.noise_multiplier > 0:
+            warnings.warn(
+                f"epsilon is not a guarantee of this run. {'. '.join(self.caveats)}",
+                stacklevel=stacklevel + 1,
+            )
+
     @property
     def sensitivity(self) -> float:
         """Return the largest change of a clipped sum between neighbouring datasets."""

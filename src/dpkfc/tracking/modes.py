@@ -56,13 +56,17 @@ class _Mode:
             tracker.fail(name, why, is_read=True)
 
 
-class _Dispatch(_Mode, TorchDispatchMode):
-    """Show every ATen operation to a tracker."""
+class UncompiledMode(TorchDispatchMode):
+    """A mode of passes that run uncompiled."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: passes run uncompiled, and the mark would import the compiler."""
+        """Return False: torch's mark for the compiler would import it."""
         return False
+
+
+class _Dispatch(_Mode, UncompiledMode):
+    """Show every ATen operation to a tracker."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""

@@ -13,18 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpkfc.rng_state import all_states, has_drawn
+from dpkfc.tracking.modes import UncompiledMode
 
 
-class ConstantNumbers(TorchDispatchMode):
+class ConstantNumbers(UncompiledMode):
     """Replaces the random numbers of torch by constants, except numbers of other generators."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: passes run uncompiled, and the mark would import the compiler."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, with constants in place of its random numbers."""
@@ -42,7 +37,7 @@ class ConstantNumbers(TorchDispatchMode):
         return output
 
 
-class NotedDraws(TorchDispatchMode):
+class NotedDraws(UncompiledMode):
     """Notes whether an operation of torch has drawn numbers of the global generators.
 
     Attributes:
@@ -50,11 +45,6 @@ class NotedDraws(TorchDispatchMode):
     """
 
     are_any = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, as `ConstantNumbers` does."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, and look at the generators where it may draw."""
