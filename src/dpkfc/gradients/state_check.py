@@ -103,8 +103,8 @@ _open_check: ContextVar[PublicCheck | None] = ContextVar("open_check", default=N
 def _buffer_faults(replica: Replica) -> Iterator[str]:
     for name in replica.changed_buffers():
         yield (
-            f"the forward pass changes the buffer '{name}', which would carry private data out of"
-            " the model without noise; freeze it with .eval()"
+            f"the forward pass changes the buffer '{name}', which would carry private data out"
+            " without noise; use a local variable, or freeze it with .eval()"
         )
 
 
