@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import tempfile
 
@@ -35,8 +36,11 @@ def is_disk_full() -> bool:
 
 
 def untried_processor() -> str:
-    """Return a remark on a processor that the tests were not tried on, or nothing."""
+    """Return a remark on a processor that not all tests were tried on, or nothing."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability in ("AVX2", "AVX512"):
         return ""
-    return f"this processor has {capability} in the place of AVX2 or AVX512"
+    return (
+        f"all tests were run on x86_64 with AVX2 and AVX512; this {platform.machine()} has"
+        f" {capability}, where some were tried (docs/assurance.md#other-processors)"
+    )
