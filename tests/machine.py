@@ -41,6 +41,6 @@ def untried_processor() -> str:
     if capability in ("AVX2", "AVX512"):
         return ""
     return (
-        f"all tests were run on x86_64 with AVX2 and AVX512; this {platform.machine()} has"
-        f" {capability}, where some were tried (docs/assurance.md#other-processors)"
+        f"this {platform.machine()} has {capability} in the place of AVX2 or AVX512, where some"
+        " tests alone were tried (docs/assurance.md#other-processors)"
     )

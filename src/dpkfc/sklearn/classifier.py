@@ -56,12 +56,6 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             raise ValueError(f"a classifier needs two classes or more, got 1 class: {classes}")
         weights = read_class_weights(self.class_weights, classes)
         codes = torch.tensor(encode_classes(labels.tolist(), classes))
-        if (codes == _NO_CLASS).double().mean() > 0.1:
-            warnings.warn(
-                "for you alone (PRIVATE): many labels of y are not among classes= and contribute"
-                " nothing; ensembles of scikit-learn hand over labels as 0, 1, …",
-                stacklevel=2,
-            )
 
         def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             features, codes = batch
