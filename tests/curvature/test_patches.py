@@ -113,3 +113,11 @@ def test_few_rows_take_little_memory_and_many_no_second_copy():
     few, many = torch.arange(0, 8192, 64), torch.arange(0, 8192, 3)
     assert peak_bytes(lambda: block.input_rows(few)) < whole / 8
     assert peak_bytes(lambda: block.input_rows(many)) < 1.6 * whole
+
+
+def test_norms_on_a_probe_need_no_products_of_many_positions():
+    model = nn.Conv2d(36, 36, 3, padding=1, bias=False)
+    block = capture_block(model, torch.randn(1, 36, 64, 64))
+    products = 4 * block.b.shape[1] ** 2
+    metric = Kronecker(Dense(torch.eye(324), 1.0))
+    assert peak_bytes(lambda: layer_norms(block, metric)) < products / 8

@@ -12,6 +12,7 @@ from dpkfc.curvature.probe_pass import Capture, ProbeMicrobatch, ProbeSpec, run_
 from dpkfc.curvature.refresh_group import RefreshGroup, gather_from_all, rows_of_process
 from dpkfc.linalg.blocks import Block, Blocks
 from dpkfc.linalg.metric import Entry, Metric
+from dpkfc.linalg.norm_methods import form_cheaply
 from dpkfc.linalg.norms import per_example_norms
 
 SCALE_SIZE = 64  # last probe examples, for the two medians
@@ -45,8 +46,8 @@ def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> li
 
 def layer_norms(block: Block, entry: Entry | None) -> Tensor:
     """Return ‖P g_n‖ of one layer in an entry of a metric, rounded up, `[N]` in float64."""
-    parts = [per_example_norms(part, entry).norms for part in block.iterate_explicit()]
-    return torch.cat(parts)
+    parts = map(form_cheaply, block.iterate_explicit())
+    return torch.cat([per_example_norms(part, entry).norms for part in parts])
 
 
 def probe_scale(

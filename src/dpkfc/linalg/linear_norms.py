@@ -263,13 +263,15 @@ def _norms_of_chunks(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
 
     def bound(part: MatrixBlock) -> Tensor:
         if isinstance(metric, Eigenbasis):
-            g = _rotate(part, metric)
-            z = g * metric.scale
+            z = _rotate(part, metric)
+            plain = norms = matrix_norms(z, block.groups)
+            z *= metric.scale
         else:
-            g = part.per_example()
-            z = metric.apply(g)
-        plain = matrix_norms(g, block.groups)
-        norms = matrix_norms(z, block.groups)
+            z = part.per_example()
+            plain = norms = matrix_norms(z, block.groups)
+            metric.apply_(z)
+        if not metric.is_identity:
+            norms = matrix_norms(z, block.groups)
         return bound_from_above(norms, z, plain, part, metric)
 
     norms = block.map_examples(bound, block.num_entries)

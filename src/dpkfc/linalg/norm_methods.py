@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, MaterializedGradients, PerExample, Tied
+from dpkfc.linalg.blocks import (
+    AnyBlock,
+    ConvBlock,
+    Lookup,
+    MaterializedGradients,
+    Outer,
+    PerExample,
+    Tied,
+)
 
 _MATERIALISED_WIDTH = 32  # of the narrower side, at most
 _SMALL = 1 << 18  # entries of a materialised convolution, at most
@@ -35,3 +43,16 @@ def is_materialised(d_in: int, d_out: int, patches: bool) -> bool:
     if patches:
         return d_in * d_out <= _SMALL
     return min(d_in, d_out) <= _MATERIALISED_WIDTH
+
+
+def form_cheaply(block: AnyBlock) -> AnyBlock:
+    """Return a PUBLIC block with its gradients formed where products of its rows would cost more.
+
+    The number of its positions decides, which may not decide the bound of a private example.
+    """
+    if not isinstance(block, Outer):
+        return block
+    positions, d_in, d_out = block.dimensions
+    if d_in * d_out > positions**2:
+        return block
+    return MaterializedGradients(block.per_example(), block.groups)
