@@ -92,6 +92,16 @@ def test_upper_bounds_of_long_rows_are_tight(shape, magnitude):
     assert bool((bounds <= exact * (1 + 1e-5)).all())
 
 
+@pytest.mark.parametrize("magnitude", [1.0, 1e-25, 1e25])
+def test_upper_bounds_of_rows_that_lie_as_columns_are_tight(magnitude):
+    x = (torch.randn(2, 301, 9, generator=torch.Generator().manual_seed(0)) * magnitude).mT
+    exact = exact_row_norms(x)
+    bounds = row_norms(x)
+    assert bool((bounds >= exact * (1 - 1e-12)).all())
+    assert bool((bounds <= exact * (1 + 1e-5)).all())
+    assert torch.allclose(bounds, row_norms(x.contiguous()), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("d_in", "d_out"), [(64, 64), (300, 20), (512, 200)])
 @pytest.mark.parametrize("whiten", [False, True])
 def test_an_example_alone_has_the_bound_of_one_among_others(d_in, d_out, whiten):

@@ -915,10 +915,7 @@ class ConvBlock(_Block):
 
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
-        rows = self._input_rows()
-        # `Patched.explicit` lays them in memory like this.
-        a = rows.contiguous() if self.bias else rows
-        return Outer(a, self._output_rows(), self.groups)
+        return Outer(self._input_rows(), self._output_rows(), self.groups)
 
     def make_factor_block(self) -> Outer | Patched:
         """Return the block as factors are computed from it, with its patches not formed yet.

@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dpkfc.linalg.row_norms import has_columns
+
 
 class _Side:
     """What all sides share.
@@ -189,6 +191,8 @@ class LowRank(_Side):
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
+        if has_columns(x):
+            return self.apply_left(x.mT).mT
         return self.apply_(x.clone(memory_format=torch.contiguous_format))
 
     def apply_(self, x: Tensor) -> Tensor:
@@ -212,9 +216,11 @@ class LowRank(_Side):
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        coordinates = self.vectors.T @ x
+        each = x.reshape(-1, *x.shape[-2:])
+        vectors = self.vectors.expand(len(each), *self.vectors.shape)
+        coordinates = torch.bmm(vectors.mT, each)
         coordinates *= self._excess.unsqueeze(-1)
-        return self.tail * x + self.vectors @ coordinates
+        return torch.baddbmm(each, vectors, coordinates, beta=self.tail).view(x.shape)
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
