@@ -129,6 +129,15 @@ def test_cells_of_a_spreadsheet(tmp_path):
     assert read_table(path, ["id"], schema).figures == {("unreadable", "rows"): 0.2}
 
 
+def test_a_number_sign_before_a_word_is_no_error_of_a_formula(tmp_path):
+    path = tmp_path / "t.xlsx"
+    book = openpyxl.Workbook()
+    for text in ("bed", "#1", "#ICU", "#N/A", "#DIV/0!", "#NAME?", "#SPILL!"):
+        book.active.append([text])
+    book.save(path)
+    assert _texts(path, "bed") == ["#1", "#ICU", None, None, None, None]
+
+
 def test_a_spreadsheet_without_a_header_is_refused_and_not_repeated(tmp_path):
     path = tmp_path / "t.xlsx"
     book = openpyxl.Workbook()

@@ -317,7 +317,7 @@ def _write_cell(value: Any, decimal: str) -> str | None:
     """Return a cell as text. Dates are ISO 8601, durations seconds."""
     if value is None or isinstance(value, str):
         # Errors of formulas.
-        return None if value and re.fullmatch(r"#[A-Z0-9/]+[!?]?|#N/A", value) else value
+        return None if value and re.fullmatch(r"#(?:[A-Z0-9/]+[!?]|N/A)", value) else value
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
