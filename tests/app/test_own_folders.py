@@ -164,6 +164,8 @@ def test_rows_name_files_of_the_folder_alone(tmp_path):
     assert records.figures["named by several rows", "files"] == pytest.approx(2 / len(names))
     text = empty_schema(folder, "animal", "", table)
     assert 'file = "lesion"' in text
+    (folder / "a" / "0.png").rename(folder / "a" / "0.PNG")
+    assert encode_folder(folder, schema, table).labels[0] == 0
 
 
 def read_pixels(image, tmp_path, name="x.png", **settings):

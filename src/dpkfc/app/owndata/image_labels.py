@@ -86,7 +86,7 @@ def _named_file(folder: Path, name: str | None) -> Path:
     # The folder itself is not an image.
     path = folder / (name or "").strip().replace("\\", "/")
     if path.name and not path.name.lower().endswith(IMAGE_SUFFIXES):
-        for suffix in IMAGE_SUFFIXES:
+        for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES)):
             longer = path.with_name(path.name + suffix)
             if exists(longer):
                 return longer
