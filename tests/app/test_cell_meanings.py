@@ -3,7 +3,7 @@
 import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata.cells import is_known_encoding
+from dpkfc.app.owndata.cells import canonical, is_known_encoding, spell_words
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.headers import look_like_names, read_header
 from dpkfc.app.owndata.names import is_identifier
@@ -70,11 +70,17 @@ def test_two_numbers_of_one_cell():
         ("", ("2020-01-01", "2020-01-11"), "2020-01-06", 0),
         ("", ("2020-01-01", "2020-01-11"), "2020-01-06T00:00:00.123456789+00:00", 0),
         ("", ("2020-01-01", "2020-01-11"), "06.01.2020", None),
+        ("", ("2020-01-01", "2020-01-11"), "2020-01-06 01:00:00,000+01", 0),
+        ("", ("2020-01-01", "2020-01-11"), "2020-01-06-01", None),
         ("%d.%m.%Y", ("01.01.2020", "2020-01-11"), "6.1.2020", 0),
         ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "30.02.2020", None),
         ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "٠٦.٠١.٢٠٢٠", None),
         ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "31.12.9999", 1),
         ("%d.%m.%Y", ("01.01.2020", "11.01.2020"), "2020-01-06", 0),
+        ("%d.%m.%y", ("1940-05-01", "1950-05-01"), "01.05.45", 0),
+        ("%d.%m.%y", ("1940-05-01", "2019-05-01"), "01.05.19", 1),
+        ("%d.%m.%y", ("2015-05-01", "2019-05-01"), "02.05.19", 1),
+        ("%d.%m.%y", ("1890-03-01", "1940-05-01"), "29.02.00", None),
         ("%H:%M", ("00:00", "12:00"), "06:00", 0),
         ("%H:%M", ("00:00", "12:00"), "25:00", None),
     ],
@@ -100,6 +106,40 @@ def test_codes_are_texts_unless_a_schema_says_numbers(numeric):
     assert places == ([0] * 5 if numeric else [0, 1, 1, 1, 1])
     long = Column(kind="category", buckets=1024, numeric=True)
     assert long.meaning("12345678901234567891") != long.meaning("12345678901234567892")
+
+
+def test_codes_with_thousands_are_the_numbers_that_they_say():
+    form = {"decimal": ",", "thousands": "."}
+    column = Column(kind="category", categories=("1.234",), numeric=True, **form)
+    places = column.encode(["1234", "1.234,0", "1,234"]).features.argmax(1).tolist()
+    assert places == [0, 0, 1]
+
+
+def test_a_letter_and_its_accent_are_one_sign_however_they_are_stored():
+    column = Column(kind="category", categories=("caf\u00e9",))
+    assert column.encode(["cafe\u0301"]).features.tolist() == [[1, 0, 0]]
+    assert canonical("Mu\u0308ller") == "M\u00fcller"
+    words = Column(kind="text", buckets=64)
+    assert (
+        words.encode(["Mu\u0308ller"]).features.tolist()
+        == words.encode(["m\u00fcller"]).features.tolist()
+    )
+
+
+def test_words_of_every_script_are_words():
+    words = Column(kind="text", buckets=1 << 14)
+    counts = {
+        "Übelkeit": 1,
+        "боль в груди": 3,
+        "don’t": 1,
+        "дон't": 1,
+        "हिन्दी": 1,
+        "胸痛": 2,
+        "—": 0,
+    }
+    found = words.encode(list(counts)).features[:, :-1]
+    assert (found != 0).sum(axis=1).tolist() == list(counts.values())
+    assert words.meaning("naïve") and spell_words("pain at night") == "pain at night"
 
 
 @pytest.mark.parametrize(
@@ -292,6 +332,14 @@ def test_a_template_knows_the_encoding_of_its_header(tmp_path):
 def test_encodings_with_states_are_refused():
     assert all(map(is_known_encoding, ("utf-8", "cp1252", "latin-1", "utf-16", "gb18030")))
     assert not any(map(is_known_encoding, ("utf-7", "hz", "cp500", "rot13", "", "\0")))
+    assert not any(map(is_known_encoding, ("unicode_escape", "raw_unicode_escape")))
+
+
+def test_a_flag_with_two_zeros_is_a_flag():
+    assert Column(kind="flag").encode(["1.00", "0.00"]).features[:, 0].tolist() == [1, -1]
+
+
+DAYS = ("2000-01-01", "2030-01-01")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +349,14 @@ def test_encodings_with_states_are_refused():
         (Column(kind="number", missing=("-9", "k.A.")), ["-9", "-9.0", "k.A.", ""], ["NA", "<1"]),
         (Column(kind="number", decimal=",", missing=("-9",)), ["-9,00", None], ["3.5", "n/a"]),
         (Column(kind="pair", bounds=(0, 9, 0, 9)), ["", "NA"], ["120", "120-80"]),
-        (Column(kind="date", bounds=("2000-01-01", "2030-01-01")), ["NA"], ["31/12/2001", "May"]),
+        (Column(kind="pair", bounds=(0, 9, 0, 9), missing=("9/9",)), ["9 / 9", "9.0/9"], ["9"]),
+        (Column(kind="date", bounds=DAYS), ["NA"], ["31/12/2001", "May"]),
+        (Column(kind="date", bounds=DAYS, missing=DAYS[:1]), ["2000-01-01 00:00:00"], ["2000"]),
+        (
+            Column(kind="date", format="%d.%m.%Y", bounds=DAYS, missing=("01.01.2000",)),
+            ["1.1.2000", "2000-01-01"],
+            ["1/1/2000"],
+        ),
         (Column(kind="flag"), ["null"], ["maybe", "2"]),
         (Column(kind="category", categories=("a",)), ["NA"], []),
     ],

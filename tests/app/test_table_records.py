@@ -207,6 +207,16 @@ def test_a_code_for_a_missing_number_is_a_person_among_ids(tmp_path):
     assert units[2:] == ["unit NA", "unit NA"] and len(set(units)) == 3
 
 
+def test_a_person_is_one_unit_however_a_program_writes_the_id(tmp_path):
+    path = tmp_path / "t.csv"
+    person = PEOPLE[4]
+    same = [str(person), str(person).upper(), f"{{{person}}}", person.hex]
+    names = ["Mu\u0308ller", "M\u00fcller"]
+    path.write_text("who,a,y\n" + "".join(f"{name},1,0\n" for name in [*same, *names]), "utf-8")
+    units = encode_table(path, replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})).units
+    assert units == [f"unit {person}"] * 4 + ["unit M\u00fcller"] * 2
+
+
 @pytest.mark.parametrize(
     "ids",
     [

@@ -12,13 +12,14 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from uuid import UUID
 
 from dpkfc.app.toml import ConfigError
 
 # What schemas take for a missing value where they say nothing.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
-TRUE = ("true", "t", "yes", "y", "1", "1.0")
-FALSE = ("false", "f", "no", "n", "0", "0.0")
+TRUE = ("true", "t", "yes", "y", "1")
+FALSE = ("false", "f", "no", "n", "0")
 
 # What people write between groups of three digits, by the sign that a schema states.
 _GROUP_MARKS = {
@@ -31,10 +32,12 @@ _GROUP_MARKS = {
 THOUSANDS = tuple(_GROUP_MARKS)
 _COMPARISON = re.compile(r"(?:[<>]=?|[≤≥~≈])\s*")
 _ISO = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?\s?(Z|[+-]\d\d:?\d\d)?",
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?"
+    r"\s?(Z|[+-]\d\d:?\d\d|(?(2)[+-]\d\d))?",
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1)
+_UUID = re.compile("[0-9a-f]{32}")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
 _DECIMAL = re.compile(r"([+-]?)0*(\d*?)(?:\.(\d*?)0*)?", re.ASCII)
 
@@ -123,13 +126,16 @@ def read_pair(text: str, form: NumberForm = PLAIN) -> tuple[float, float] | None
     return values[0], values[1]
 
 
-def read_moment(text: str, date_format: str = "") -> float | None:
+def read_moment(
+    text: str, date_format: str = "", bounds: tuple[float, float] | None = None
+) -> float | None:
     """Return a date or time as seconds since 1970, None where a text is not one.
 
     Args:
         text: of the cell.
         date_format: as of `datetime.strptime`, such as "%d.%m.%Y"; empty for ISO 8601. A time
             without a zone counts as UTC.
+        bounds: that tell the century of a year of two digits.
     """
     text = text.strip()
     if not date_format:
@@ -140,6 +146,8 @@ def read_moment(text: str, date_format: str = "") -> float | None:
         text = f"{day} {minutes or '00:00'}:{seconds or '00'}.{(fraction or '0')[:6]}"
         date_format = "%Y-%m-%d %H:%M:%S.%f"
         if zone:
+            # Databases write +01 for +01:00.
+            zone += "00" * (len(zone) == 3)
             text, date_format = f"{text}{zone}", f"{date_format}%z"
     # Digits of other scripts.
     if any(c.isdigit() and not c.isascii() for c in text):
@@ -148,8 +156,15 @@ def read_moment(text: str, date_format: str = "") -> float | None:
         moment = datetime.strptime(text, date_format)
         if moment.tzinfo is not None:
             moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+        if bounds and "%y" in date_format and _seconds(moment) > bounds[1]:
+            earlier = moment.replace(year=moment.year - 100)
+            moment = earlier if _seconds(earlier) >= bounds[0] else moment
     except (ValueError, OverflowError):
         return None
+    return _seconds(moment)
+
+
+def _seconds(moment: datetime) -> float:
     return (moment - _EPOCH).total_seconds()
 
 
@@ -163,7 +178,7 @@ def is_date_format(date_format: str) -> bool:
 
 def read_flag(text: str) -> float | None:
     """Return 1 for a text that says yes, −1 for no, None for any other."""
-    word = text.strip().lower()
+    word = canonical(text).lower()
     if word in TRUE:
         return 1.0
     return -1.0 if word in FALSE else None
@@ -172,14 +187,21 @@ def read_flag(text: str) -> float | None:
 def canonical(text: str) -> str:
     """Return a class, an id or a flag in one form where programs write two.
 
-    Spaces around it are dropped. Whole numbers are often stored as 1.0 where a value is missing,
-    and true as True or TRUE.
+    Spaces around it are dropped, and accents are one sign with their letters. Whole numbers are
+    often stored as 1.0 where a value is missing, and true as True or TRUE.
     """
-    text = text.strip()
+    text = unicodedata.normalize("NFC", text.strip())
     if text.lower() in ("true", "false"):
         return text.lower()
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
+
+
+def id_name(text: str) -> str:
+    """Return what ids are compared by: the canonical text, and a UUID as it is usually written."""
+    text = canonical(text)
+    digits = text.strip("{}").replace("-", "").lower()
+    return str(UUID(digits)) if _UUID.fullmatch(digits) else text
 
 
 def fold_text(text: str) -> str:
@@ -188,19 +210,35 @@ def fold_text(text: str) -> str:
     return unicodedata.normalize("NFKC", folded)
 
 
+def spell_words(text: str) -> str:
+    """Return a text whose words of any script are spelled in plain letters and digits."""
+    if text.isascii():
+        return text
+    return "".join(map(_spell, unicodedata.normalize("NFC", text).lower()))
+
+
+def _spell(sign: str) -> str:
+    if sign.isascii():
+        return sign
+    if unicodedata.category(sign)[0] not in "LMN":
+        return "'" if sign == "’" else " "
+    # Chinese and Japanese have no blanks between words.
+    blank = " " * (unicodedata.east_asian_width(sign) == "W")
+    return f"{blank}u{ord(sign)}{blank}"
+
+
 def category_name(text: str, form: NumberForm | None = None) -> str:
-    """Return what categories are compared by: a text without spaces around it.
+    """Return what categories are compared by: a text without spaces around it, as composed signs.
 
     Args:
         text: of the cell.
         form: of categories that are numbers: 250, 250.0 and 2.5e2 are then one. ICD codes are not.
     """
-    text = text.strip()
+    text = unicodedata.normalize("NFC", text.strip())
     value = None if form is None else read_number(text, form)
     if form is None or value is None:
         return text
-    plain = text.replace(form.decimal, ".") if form.decimal != "." else text
-    parts = _DECIMAL.fullmatch(plain)
+    parts = _DECIMAL.fullmatch(_write_plainly(text, form))
     if parts is None or not math.isfinite(value):
         return number_text(value)
     sign, whole, fraction = parts.groups()
@@ -216,7 +254,9 @@ def is_known_encoding(name: str) -> bool:
     try:
         if codecs.lookup(name).name.startswith(("utf-16", "utf-32")):
             return True
-        return bytes(range(128)).decode(name) == "".join(map(chr, range(128)))
+        # Some of Python's encodings read a backslash and letters as a line feed.
+        plain = rb"\n\u000a", bytes(range(128))
+        return all(text.decode(name) == text.decode("ascii") for text in plain)
     except (LookupError, ValueError, TypeError):
         return False
 

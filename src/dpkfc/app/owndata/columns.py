@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from dpkfc.app.owndata.cells import (
     NumberForm,
     is_date_format,
     read_moment,
-    read_number,
 )
 from dpkfc.app.owndata.kinds import KINDS, TEXT_BUCKETS, Kind, Meaning
 from dpkfc.app.owndata.names import is_free_text, is_identifier
@@ -191,10 +190,11 @@ class Column:
         """
         if text is None:
             return None
-        # Of a number the value says whether it is missing.
-        if self.kind != "number" and self._name(text) in self._missing:
+        # Of numbers and dates the value says whether it is missing.
+        if not self.kind_value.numbers and self._name(text) in self._missing:
             return None
-        return self.kind_value.read(self, text)
+        meaning = self.kind_value.read(self, text)
+        return None if meaning in self._missing_values else meaning
 
     def _name(self, text: str) -> str:
         return self.kind_value.name(self, text)
@@ -206,9 +206,10 @@ class Column:
         return names.difference(map(self._name, self.categories))
 
     @cached_property
-    def missing_numbers(self) -> frozenset[float | None]:
-        """Numbers that mean a missing value, such as 999."""
-        return frozenset(read_number(text, self.number_form) for text in self.missing)
+    def _missing_values(self) -> frozenset[Meaning | None]:
+        """Numbers and dates that mean a missing value, such as 999."""
+        texts = self.missing if self.kind_value.numbers else ()
+        return frozenset(self.kind_value.read(self, text) for text in texts)
 
     def encode(self, texts: Texts) -> EncodedColumn:
         """Encode the values of a column, each by itself.
@@ -224,7 +225,8 @@ class Column:
 
         if self.kind == "number":
             numbers = plain_numbers(texts, self.number_form)
-            numbers[np.isin(numbers, [x for x in self.missing_numbers if x is not None])] = np.nan
+            missing = [value[0] for value in self._missing_values if value]
+            numbers[np.isin(numbers, missing)] = np.nan
             # Python looks at all others.
             (rest,) = np.nonzero(np.isnan(numbers))
             codes, known = distinct(choose(texts, rest))
@@ -251,14 +253,13 @@ class Column:
 
     def _are_unread(self, texts: Sequence[str | None], is_missing: np.ndarray) -> np.ndarray:
         """Return which of the texts without a meaning `[N]` say something all the same."""
-        column = replace(self, missing=())
         return np.array(
             [
                 is_absent
                 and text is not None
                 and text.strip() != ""
                 and self._name(text) not in self._missing
-                and self.kind_value.read(column, text) is None
+                and self.kind_value.read(self, text) is None
                 for text, is_absent in zip(texts, is_missing.tolist(), strict=True)
             ],
             bool,

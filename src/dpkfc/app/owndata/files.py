@@ -15,7 +15,7 @@ import torch
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.datasets.text import sparse_texts
-from dpkfc.app.owndata.cells import canonical, read_number
+from dpkfc.app.owndata.cells import id_name, read_number, spell_words
 from dpkfc.app.owndata.decoding import list_texts
 from dpkfc.app.owndata.json_lines import id_of, parse_line, read_lines, text_of, value_at
 from dpkfc.app.owndata.records import ALONE, UNKNOWN, Records, number_equal
@@ -247,10 +247,10 @@ def unit_names(
     if missing == schema.missing:
         # 999 stands for an unknown age, and for a patient.
         missing = tuple(text for text in missing if read_number(text) is None)
-    unknown = {canonical(text) for text in ("", *missing)}
+    unknown = {id_name(text) for text in ("", *missing)}
     name_of = {}
     for value in set(values):
-        person = canonical(value or "")
+        person = id_name(value or "")
         name_of[value] = "" if person in unknown else f"unit {person}"
     names = [name_of[value] for value in values]
     alone = [row for row, name in enumerate(names) if not name]
@@ -328,4 +328,4 @@ def _encode_texts(texts: Sequence[str], form: TextForm) -> SparseRows | torch.Te
     if form.encoder == "sentences":
         return layer_features(sentence_encoder(form.length, form.folder))(texts)
     hashed = sparse_texts if form.encoder == "words" else weighted_words
-    return hashed(texts, form.buckets)
+    return hashed([*map(spell_words, texts)], form.buckets)

@@ -21,6 +21,7 @@ from dpkfc.app.owndata.cells import (
     read_moment,
     read_number,
     read_pair,
+    spell_words,
 )
 from dpkfc.app.owndata.scales import to_share
 
@@ -76,11 +77,12 @@ class Kind:
 
 def _read_number(column: Column, text: str) -> Meaning | None:
     value = read_number(text, column.number_form)
-    return None if value is None or value in column.missing_numbers else (value,)
+    return None if value is None else (value,)
 
 
 def _read_date(column: Column, text: str) -> Meaning | None:
-    moment = read_moment(text, column.format)
+    bounds = column.limits[0] if "%y" in column.format else None
+    moment = read_moment(text, column.format, bounds)
     if moment is None and column.format:
         # As stored dates are written.
         moment = read_moment(text)
@@ -175,7 +177,7 @@ def _encode_texts(column: Column, values: list[Any]) -> Features:
     if values:
         from dpkfc.app.datasets.text import hashed_texts
 
-        rows = hashed_texts(values, width).numpy()
+        rows = hashed_texts([*map(spell_words, values)], width).numpy()
     return rows, np.zeros(len(values), bool)
 
 
