@@ -205,6 +205,23 @@ def test_axes_that_are_of_one_length_by_chance_are_padded_apart():
     assert rows.depends_on_padding(agree) is True
 
 
+@pytest.mark.parametrize("integers", ["tokens", "bits", "ones"])
+def test_no_drawn_record_has_a_mask_that_hides_all_of_it(integers):
+    for mask in ([0], [0] * 5, torch.zeros(5, dtype=torch.long), np.zeros((2, 3), dtype=np.int32)):
+        drawn = draw_public_rows({"mask": mask}, 50, list, integers).records
+        assert all(np.asarray(x["mask"])[..., 0].all() for x in drawn)
+        assert {type(x["mask"]) for x in drawn} == {type(mask)}
+
+
+def test_numbers_of_a_list_are_drawn_as_those_of_a_tensor():
+    drawn = draw_public_rows(
+        {"ids": [0] * 50, "scores": [0.0] * 50, "flags": [True]}, 4, list, "tokens"
+    )
+    for record in drawn.records:
+        assert set(record["ids"]) == {0, 1, 2, 3} and {type(i) for i in record["ids"]} == {int}
+        assert min(record["scores"]) < 0 and type(record["flags"][0]) is bool
+
+
 def test_a_record_without_a_public_value_is_named_when_rows_are_asked_for():
     template = find_template(Rows(usual(0), lambda _: object()))
     with pytest.raises(TypeError, match="a record holds a object"):

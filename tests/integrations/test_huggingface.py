@@ -11,10 +11,14 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("transformers")
+from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BertForSequenceClassification,
     EarlyStoppingCallback,
     Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
     TrainerCallback,
     TrainingArguments,
 )
@@ -148,6 +152,50 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
         return 2 * per_example_cross_entropy(model(**inputs).logits, inputs["labels"])
 
     assert trainer_of(tmp_path, model=model, per_example_loss=double_loss).train().global_step == 3
+
+
+def encoder_decoder():
+    """A tiny T5, whose attention to a row without a mask is spread over the padding."""
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return T5ForConditionalGeneration(config).double()
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_is_trained_on_labels_of_its_own_lengths(tmp_path):
+    rows = [{**row, "labels": row["labels"][1:]} for row in examples("causal")]
+
+    def pad_both(records):
+        batch = pad([{k: r[k] for k in ("input_ids", "attention_mask")} for r in records])
+        labels = [torch.tensor(r["labels"]) for r in records]
+        return {**batch, "labels": pad_sequence(labels, True, padding_value=-100)}
+
+    plan = plan_of(1e-9, steps=1, test_mode_seed=3)
+    data = Dataset.from_list(rows)
+    model, other = encoder_decoder(), encoder_decoder()
+    settings = {"train_dataset": data, "eval_dataset": None, "data_collator": pad_both}
+    trainer = trainer_of(tmp_path, model=model, plan=plan, learning_rate=1.0, **settings)
+    trainer.train()
+    assert trainer.session.gradients.startswith("whole micro-batches")
+    total = 0
+    for i in plan.draw(0, plan.sampling_stream()):
+        loss = other(**pad_both([rows[i]])).loss
+        row = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*other.parameters()])])
+        total = total + row * (1 / row.norm()).clamp(max=1)
+    moved = weights(encoder_decoder()) - weights(model)
+    assert torch.allclose(moved, total / plan.expected_batch_size, atol=1e-8)
+    unmasked = {**settings, "data_collator": lambda r: {**pad_both(r), "attention_mask": None}}
+    with pytest.raises(ValueError, match="an example padded to the length of a longer one"):
+        trainer_of(tmp_path / "2", model=other, plan=plan, **unmasked).train()
 
 
 def masking(rows):

@@ -154,6 +154,9 @@ class RecordDrawer:
         """Return a mapping, list or tuple of random values."""
         if _is_uniform_list(x):
             like = _typical(x)
+            if type(like) in (int, float):
+                kind = _NUMBERS.get(np.asarray(like).dtype.kind, torch.int64)
+                return self._tensor(kind, [*shape], are_single=True).tolist()
             return [self.value_like(like, sizes, (*place, 0)) for _ in range(*shape)]
         values = {key: self.value_like(y, sizes, (*place, key)) for key, y in _items(x)}
         if isinstance(x, Mapping):
@@ -169,10 +172,10 @@ class RecordDrawer:
 
         return Image.fromarray(pixels)
 
-    def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    def _tensor(self, dtype: torch.dtype, shape: list[int], *, are_single: bool = False) -> Tensor:
         if dtype.is_floating_point or dtype.is_complex:
             draw: Callable[[Any], Any] = self.generator.standard_normal
-            is_alone = not shape
+            is_alone = are_single or not shape
             if self.integers == "ones" or (self.integers == "bits" and is_alone):
                 # Numbers of [0, 1], as probabilities are.
                 draw = self.generator.random
@@ -183,4 +186,7 @@ class RecordDrawer:
         if self.integers == "tokens" and shape and dtype != torch.bool:
             bound = 4
         values = self.generator.integers(least, bound, size=shape)
+        if shape and dtype != torch.bool:
+            # A mask of zeros alone attends to nothing, and then to padding as much as to a record.
+            np.maximum(values[..., :1], 1, out=values[..., :1])
         return torch.as_tensor(values).to(dtype)

@@ -137,7 +137,7 @@ def draw_public_rows(record: Any, count: int, collate: Collate, integers: str) -
         collate: list of records to a batch.
         integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1
             elsewhere, "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones"
-            means 1.
+            means 1. No sequence begins with 0, as a mask that hides a whole record does.
 
     Returns:
         The records. Floating-point numbers are standard normal. With "ones" all lie in [0, 1], as
