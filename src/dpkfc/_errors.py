@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 
 
 def one_line(error: Exception) -> str:
@@ -25,8 +27,13 @@ def first_line(error: BaseException) -> str:
 
 def find_own_line(error: BaseException) -> str:
     """Return the last line of a user's own module that an error has passed, "" without one."""
+    return last_own_line(walk_tb(error.__traceback__))
+
+
+def last_own_line(calls: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the last line of a user's own module among some calls, "" without one."""
     place = ""
-    for frame, line in walk_tb(error.__traceback__):
+    for frame, line in calls:
         package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
         file = Path(frame.f_code.co_filename)
         is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)

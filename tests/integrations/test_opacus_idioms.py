@@ -54,6 +54,63 @@ def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path):
     assert engine.ledger.count == 2
 
 
+class Squeezed(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x).squeeze()
+
+
+def test_a_model_that_squeezes_the_batch_axis_away_is_named_before_a_release():
+    engine, model, optimizer, batches = private(Squeezed(nn.Linear(6, 1).double()))
+    place = r"squeeze\(\) in line \d+ of test_opacus_idioms.py drops the batch axis of one example"
+    with pytest.raises(ValueError, match=place):
+        train(model, optimizer, batches, 1, lambda out, y: F.mse_loss(out, y.double()))
+    assert engine.ledger.count == 0
+
+
+def _squeeze_twice(model, x, y):
+    return F.binary_cross_entropy_with_logits(model(x).squeeze(), (y[:, None] % 2).squeeze() * 1.0)
+
+
+def _squeeze_in_the_model(model, x, y):
+    return F.cross_entropy(model(x[:, None]), y)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (lambda: nn.Linear(6, 1), _squeeze_twice),
+        (lambda: Squeezed(nn.Conv1d(1, 3, 6)), _squeeze_in_the_model),
+    ],
+)
+def test_a_script_that_squeezes_trains_on_a_batch_of_one_as_on_others(make, loss):
+    torch.manual_seed(0)
+    model = make().double()
+    settings = {"data_loader": loader(batch_size=2), "max_grad_norm": 0.1}
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    _, model, optimizer, batches = private(model, optimizer=optimizer, **settings)
+    sizes = set()
+    for x, y in batches:
+        sizes.add(len(x))
+        before = weights(model)
+        expected = torch.zeros_like(before)
+        optimizer.zero_grad()
+        if len(x):
+            own = copy.deepcopy(model)
+            for i in range(len(x)):
+                # A batch of the same example twice has its gradient, and no axis of length one.
+                twice = loss(own, x[[i, i]], y[[i, i]])
+                row = torch.cat([g.flatten() for g in torch.autograd.grad(twice, own.parameters())])
+                expected += row * (0.1 / row.norm()).clamp(max=1)
+            loss(model, x, y).backward()
+        optimizer.step()
+        assert torch.allclose(before - weights(model), expected / 2, atol=1e-12)
+    assert {1, 2} <= sizes
+
+
 # -- the optimizer ---------------------------------------------------------------------------------
 
 

@@ -62,6 +62,7 @@ from dpkfc.tracking.states import (
 )
 from dpkfc.tracking.trace import Trace
 from dpkfc.tracking.tracker import Tracker
+from dpkfc.verification.accepted_rows import is_whole_squeeze
 
 # --------------------------------------------------------------------------------------------------
 # Modes of torch that stay on from one line of a script to another, outside of any `with`.
@@ -194,7 +195,10 @@ def _replace_functions() -> None:
 
 
 class _PublicDivisors(TorchFunctionMode):
-    """Gives losses over class labels public divisors, and inputs gradients of their examples."""
+    """Gives losses over class labels public divisors, and inputs gradients of their examples.
+
+    A batch of one keeps its batch axis, as larger ones do, where the script calls `squeeze()`.
+    """
 
     def __init__(self, recording: BatchRecording) -> None:
         super().__init__()
@@ -211,6 +215,10 @@ class _PublicDivisors(TorchFunctionMode):
         try:
             if recording is not None and self.is_on and recording.size > 1:
                 return recording.call(func, args, kwargs)
+            is_one = recording is not None and self.is_on and recording.size == 1
+            if is_one and is_whole_squeeze(func, args, kwargs):
+                if isinstance(recording.tracker.state(args[0]), Total):
+                    return func(*args, tuple(range(1, args[0].dim())))
             return func(*args, **kwargs)
         except RuntimeError as error:
             if recording is None or recording.size:

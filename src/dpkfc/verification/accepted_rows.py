@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dpkfc._errors import last_own_line
 from dpkfc.gradients.state import ends_run
 from dpkfc.memory import is_out_of_memory
 from dpkfc.public_rows.rows import PublicRows
@@ -70,10 +80,43 @@ def _check_batch_of_one(passes: PublicPasses, rows: PublicRows) -> None:
                 f"loss_fn fails on one example, and two are not proved: {failure.operation},"
                 f" {failure.reason.split(' (')[0][:40]} (docs/errors.md#mixes-examples)"
             ) from error
+        with _Squeezes() as squeezes, suppress(Exception):
+            passes.losses(rows.batch([0]), 1)
+        if squeezes.place:
+            raise ValueError(
+                f"squeeze() in {squeezes.place:.60} drops the batch axis of one example; write"
+                " squeeze(-1), or name the dimension"
+            ) from error
         raise ValueError(
             f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
             " squeeze(-1) for squeeze(), and keep the batch axis"
         ) from error
+
+
+class _Squeezes(TorchFunctionMode):
+    """Finds the last line of a user that drops the first axis of a tensor by `squeeze()`.
+
+    Attributes:
+        place: the line and its file, "" without one.
+    """
+
+    place = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of torch."""
+        if is_whole_squeeze(func, args, kwargs or {}):
+            calls = reversed([*traceback.walk_stack(inspect.currentframe())])
+            self.place = last_own_line(calls) or self.place
+        return func(*args, **(kwargs or {}))
+
+
+def is_whole_squeeze(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a call drops the first axis of a tensor, of length one, naming none."""
+    is_whole = func in _SQUEEZES and len(args) == 1 and not kwargs
+    return is_whole and args[0].shape[:1] == (1,)
+
+
+_SQUEEZES = {torch.squeeze, Tensor.squeeze, Tensor.squeeze_}
 
 
 def is_permanent(error: Exception) -> bool:
