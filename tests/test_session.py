@@ -206,6 +206,21 @@ def test_a_dataset_of_another_size_is_refused():
         session(plan(), model, dataset=data(30))
 
 
+@pytest.mark.parametrize(
+    ("container", "how"),
+    [
+        (lambda x, y: list(x), "tensors of a list are columns: for records pass torch.stack"),
+        (lambda x, y: tuple(x), "tensors of a tuple are columns: for records pass torch.stack"),
+        (lambda x, y: [x.numpy(), y.numpy()], r"len\(dataset\) \(columns are a tuple of tensors"),
+        (lambda x, y: (x, y.tolist()), r"len\(dataset\) \(columns are a tuple of tensors"),
+    ],
+)
+def test_a_list_or_tuple_of_another_size_is_refused_with_how_it_is_read(container, how):
+    with pytest.raises(ValueError, match=how) as refusal:
+        session(plan(), net(), dataset=container(*data(40)))
+    assert len(str(refusal.value)) <= 160
+
+
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
 def test_a_rate_too_small_to_see_is_no_error(lr):
     with session(plan(1.0), net(), lr=lr) as s:

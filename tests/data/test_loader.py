@@ -113,6 +113,12 @@ def test_bad_input():
         MicroBatches((X, Y), num_workers=-1)
     with pytest.raises(ValueError, match=r"must have one length, got \[19, 20\]"):
         MicroBatches((X, Y[:19]))
+    with pytest.raises(ValueError, match=r"tensors of a list are columns .* \[3, 4, 5\]; records"):
+        MicroBatches([torch.zeros(3 + i % 4) for i in range(20)])
+    with pytest.raises(ValueError, match=r"of a tuple are columns .* got \[0\]"):
+        MicroBatches(tuple(X[:, 0]))
+    with pytest.raises(ValueError, match="a list of 3 tensors with 3 rows may hold columns or rec"):
+        MicroBatches(list(torch.eye(3)))
     with pytest.raises(ValueError, match="generator has no length or no indices; .* map-style"):
         MicroBatches(i for i in range(3))
     with pytest.raises(ValueError, match="SizedStream has no length or no indices; .* map-style"):

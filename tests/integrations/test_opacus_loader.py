@@ -70,6 +70,20 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of):
         assert [x.shape[1:] for x in empty["y"]] == [x.shape[1:] for x in full["y"]]
 
 
+@pytest.mark.parametrize("container", [list, tuple])
+def test_tensors_of_a_list_are_records_as_for_a_loader_of_torch(container):
+    records = container(data().tensors[0])
+    _, model, optimizer, batches = private(data_loader=DataLoader(records, batch_size=1))
+    sizes = set()
+    for x in batches:
+        assert x.shape[1:] == (6,)
+        sizes.add(len(x))
+        if len(x):
+            model(x).square().mean().backward()
+        optimizer.step()
+    assert {0, 1, 2} <= sizes
+
+
 class Augmented(Dataset):
     """A dataset that draws from the global generator, as augmentation does."""
 

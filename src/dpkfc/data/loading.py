@@ -274,9 +274,16 @@ def _length(source: Any) -> int:
     tensors = tensors_of(source)
     if tensors is not None:
         lengths = {x.shape[0] if x.ndim else 0 for x in tensors}
-        if len(lengths) != 1:
+        kind = type(source).__name__
+        if len(lengths) != 1 or not all(x.ndim for x in tensors):
             raise ValueError(
-                f"the tensors of a dataset must have one length, got {sorted(lengths)}"
+                f"the tensors of a {kind} are columns and must have one length, got"
+                f" {sorted(lengths)[:3]}; records are a list of (x,) or one tensor"
+            )
+        if isinstance(source, list) and len(source) in lengths:
+            raise ValueError(
+                f"a list of {len(source)} tensors with {len(source)} rows may hold columns or"
+                " records; pass a tuple for columns, torch.stack(dataset) for records"
             )
         return lengths.pop()
     if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
@@ -290,6 +297,36 @@ def _length(source: Any) -> int:
             " map-style dataset"
         )
     return len(source)
+
+
+def fix_of_size(source: Any) -> str:
+    """Return what to do about a dataset of another size than the plan's, with how it is read."""
+    fix = "calibrate with dataset_size=len(dataset)"
+    kind = type(source).__name__
+    if not isinstance(source, (list, tuple)):
+        return fix
+    if tensors_of(source) is not None:
+        return f"tensors of a {kind} are columns: for records pass torch.stack(dataset)"
+    return f"{fix} (columns are a tuple of tensors)"
+
+
+class _Items(Dataset[Any]):
+    """A list or tuple as torch's loader reads it: each of its items is a record."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+def records_of(loader: DataLoader[Any]) -> Any:
+    """Return the dataset of a torch loader, where each item of a list or tuple is a record."""
+    dataset: Any = loader.dataset
+    return _Items(dataset) if isinstance(dataset, (list, tuple)) else dataset
 
 
 def is_map_style(source: Any) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dpkfc.data.duplicates import check_once
-from dpkfc.data.loading import Indices
+from dpkfc.data.loading import Indices, fix_of_size
 
 _MISSING_TEXTS = {"", "nan", "nat", "none", "<na>"}
 
@@ -187,7 +187,7 @@ def make_units(config: Any, dataset: Any, column: Any, records: int, expected: i
         if records != expected:
             raise ValueError(
                 f"the plan was calibrated for {expected} examples but the dataset has {records};"
-                " calibrate with dataset_size=len(dataset)"
+                f" {fix_of_size(dataset)}"
             )
         return None
     if column is None:

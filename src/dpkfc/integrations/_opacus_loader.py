@@ -31,7 +31,7 @@ from torch.utils.data import (
 from dpkfc._checks import check_integer
 from dpkfc.config import Plan
 from dpkfc.data.duplicates import check_once
-from dpkfc.data.loading import Collate, is_map_style, split
+from dpkfc.data.loading import Collate, is_map_style, records_of, split
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.rng import SamplingStream
@@ -286,7 +286,8 @@ def _make_empty(batch: Any) -> Any:
 
 def _collate_one(source: DataLoader[Any]) -> Any:
     """Return a batch of one public record, or of a private one where the function refuses those."""
-    for make_rows in find_template(source.dataset).attempts(source.collate_fn, torch.device("cpu")):
+    template = find_template(records_of(source))
+    for make_rows in template.attempts(source.collate_fn, torch.device("cpu")):
         with suppress(Exception):
             return make_rows(1).batch([0])
     for i in range(1, len(cast(Sized, source.dataset))):

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.config import Plan
+from dpkfc.data.loading import records_of
 from dpkfc.distributed.fsdp import list_group_members, trainable_tensors
 from dpkfc.gradients.autograd_graph import hide_saved_tensors_hooks
 from dpkfc.gradients.clipped_summer import ClippedSummer
@@ -331,8 +332,9 @@ class PrivateStep:
                 forget_batches(),
             ):
                 batch, collate = recording.batch, self._source.collate_fn
-                check_reads(self._source.dataset, collate)
-                template = find_template(self._source.dataset)
+                records = records_of(self._source)
+                check_reads(records, collate)
+                template = find_template(records)
                 template.warn(stacklevel=4)
                 verdict = check_model(
                     self.model,
