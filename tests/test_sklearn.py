@@ -168,6 +168,31 @@ def test_a_label_of_another_type_turns_off_its_own_row_alone(blobs, monkeypatch,
     assert after.tolist() == [*labels[:-1], -1]
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [(["1", "0", "2", 1.5], [0, 1]), ([1, 0, 2, "x"], ["0", "1"]), (np.array([*"102x"]), [0, 1])],
+)
+def test_a_label_is_its_class_as_a_number_or_as_a_text(monkeypatch, labels, classes):
+    seen = []
+    monkeypatch.setattr(
+        DPLogisticRegression, "_train", lambda self, rows, codes, *rest, **other: seen.append(codes)
+    )
+    DPLogisticRegression(bounds=(0, 1), classes=classes).fit(np.zeros((4, 1)), labels)
+    assert seen[0].tolist() == [1, 0, -1, -1]
+
+
+@pytest.mark.parametrize("cell", ["n/a", 1j, [1]])
+def test_one_cell_in_a_list_of_rows_changes_no_other_row(monkeypatch, cell):
+    """NumPy would make texts or complex numbers of all: then a True of another row is lost."""
+    seen = []
+    monkeypatch.setattr(
+        DPLogisticRegression, "_train", lambda self, rows, *rest, **other: seen.append(rows)
+    )
+    rows = [[True, 0.5], [False, 1.0], [True, cell]]
+    DPLogisticRegression(bounds=(0, 1), classes=[0, 1]).fit(rows, [0, 1, 1])
+    assert np.array_equal(seen[0], [[1, 0.5], [0, 1], [1, np.nan]], equal_nan=True)
+
+
 def test_a_label_outside_the_classes_contributes_nothing(blobs):
     """Without noise to speak of, such rows leave the weights where they began."""
     rows = blobs[0]

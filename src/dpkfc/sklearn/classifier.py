@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from dpkfc._checks import check_not_negative
 from dpkfc.sklearn.estimator import PrivateEstimator
-from dpkfc.sklearn.values import Floats, keep_types, parse_numbers, read_targets
+from dpkfc.sklearn.values import Floats, keep_types, read_targets
 
 # The label of a record whose class is not among the public classes. Its loss and gradient are 0.
 _NO_CLASS = -1
@@ -97,8 +98,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
                     f"y has type {labels.dtype} and classes are texts: give both as texts, or where"
                     " scikit-learn numbers labels (docs/sklearn.md) classes=range(K)"
                 )
-            # One text among numbers made texts of all.
-            return parse_numbers(labels) if labels.dtype.kind == "U" and not are_texts else labels
+            return labels
         labels = read_targets(self, y, count)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
@@ -153,14 +153,18 @@ def merge_two_classes(rows: Floats) -> Floats:
 
 
 def encode_classes(labels: Sequence[Any], classes: Sequence[Any]) -> list[int]:
-    """Return the place of each label among the classes, `_NO_CLASS` for another label."""
+    """Return the place of each label among the classes, `_NO_CLASS` for another label.
+
+    The text "1" is the class 1, and the number 1 the class "1". Each label is read alone.
+    """
     positions = {label: position for position, label in enumerate(classes)}
-    codes = []
-    for label in labels:
-        try:
-            code = positions.get(label, _NO_CLASS)
-        except TypeError:
-            # A label without a hash, such as a list.
-            code = _NO_CLASS
-        codes.append(code)
-    return codes
+    return [_find_class(positions, label) for label in labels]
+
+
+def _find_class(positions: Mapping[Any, int], label: Any) -> int:
+    # Whatever a label raises that is not a number, or has no hash.
+    with suppress(Exception):
+        if label in positions:
+            return positions[label]
+        return positions[float(label) if isinstance(label, str) else str(label)]
+    return _NO_CLASS

@@ -33,6 +33,7 @@ from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 from dpkfc.sklearn.values import (
     Floats,
+    keep_types,
     parse_numbers,
     read_bounds,
     read_count,
@@ -94,6 +95,7 @@ class PrivateEstimator(BaseEstimator):
         Raises:
             ValueError: another shape or type. Messages of scikit-learn would print the rows.
         """
+        X = keep_types(X)
         shape = np.shape(X)
         if len(shape) != 2:
             raise ValueError(

@@ -81,9 +81,9 @@ def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
     return targets
 
 
-def keep_types(y: Any) -> Any:
+def keep_types(values: Any) -> Any:
     """Return a list as an array of objects: one text among numbers would make texts of all."""
-    return np.asarray(y, dtype=object) if isinstance(y, list | tuple) else y
+    return np.asarray(values, dtype=object) if isinstance(values, list | tuple) else values
 
 
 def parse_numbers(values: NDArray[Any]) -> Floats:
