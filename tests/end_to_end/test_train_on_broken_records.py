@@ -2,12 +2,17 @@
 
 import logging
 import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpkfc.federated import federate
+from tests.federated.worlds import datasets, head, plan_of
+from tests.federated.worlds import loss_fn as federated_loss
 from tests.integrations import opacus_cases
 from tests.sessions import train
 from tests.test_session import N, data, loss_fn, net, plan, session, weights
@@ -98,7 +103,26 @@ def test_no_message_depends_on_the_records(run, caplog):
     assert messages[0] == messages[1] == messages[2]
 
 
-def test_every_script_has_a_warning_on_what_becomes_of_missing_values():
+def train_by_federation(missing):
+    federate(plan_of(rounds=1), head(), federated_loss, datasets())
+
+
+def train_by_lightning(missing):
+    lightning_cases = pytest.importorskip("tests.integrations.lightning_cases")
+    with TemporaryDirectory() as folder:
+        lightning_cases.fit(Path(folder), plan=lightning_cases.plan_of(steps=1))
+
+
+def train_by_trainer(missing):
+    hf_cases = pytest.importorskip("tests.integrations.hf_cases")
+    with TemporaryDirectory() as folder:
+        hf_cases.trainer_of(folder, "sequence", plan=hf_cases.plan_of(steps=1)).train()
+
+
+@pytest.mark.parametrize(
+    "run", [train_by_engine, train_by_federation, train_by_lightning, train_by_trainer]
+)
+def test_every_script_has_a_warning_on_what_becomes_of_missing_values(run):
     with pytest.warns(UserWarning, match="look for missing values in the data") as caught:
-        train_by_engine(0)
+        run(0)
     assert all(len(str(warning.message)) <= 160 for warning in caught)

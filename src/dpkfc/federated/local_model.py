@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpkfc.data.loading import Collate, MicroBatches, Part, layout
+from dpkfc.data.missing_values import warn_of_missing_values
 from dpkfc.federated.party import PartyModel
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.sums import total_norm, zero_sums
@@ -149,6 +150,7 @@ class LocalModel(PartyModel):
         """
         if self._is_verified:
             return
+        warn_of_missing_values(stacklevel=4)
         template = find_template(records.dataset)
         if template.problem == UNREADABLE:
             return

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dpkfc._checks import check_positive
 from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.data.missing_values import warn_of_missing_values
 from dpkfc.distributed.context import DistributedContext
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.discovery import find_layers
@@ -110,19 +111,13 @@ def attach(
         undo.callback(step.close)
         length = _batches_per_pass(options, source, plan.dataset_size)
         loader = PrivateLoader(source, LogicalBatchSampler(plan, length), step)
-        # Every script gets this warning: one that depended on records would tell of them.
-        warnings.warn(_NAN_WARNING, UserWarning, stacklevel=4)
+        warn_of_missing_values(stacklevel=4)
         if budget is not None:
             budget.charge_on_begin(plan, ledger)
         undo.pop_all()
     _warn_of_earlier_run(source.dataset, ledger, has_budget=budget is not None)
     return step, loader
 
-
-_NAN_WARNING = (
-    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
-    " for missing values in the data"
-)
 
 # The datasets of this process that are alive, each with the ledgers of runs on it.
 _runs = WeakIdKeyDictionary()

@@ -38,6 +38,7 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
 from dpkfc.data.loading import Collate
+from dpkfc.data.missing_values import warn_of_missing_values
 from dpkfc.gradients.loss_state import make_stateless
 from dpkfc.integrations._hf_checks import (
     check_arguments,
@@ -120,6 +121,7 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             mixes examples.
         CheckpointError: a checkpoint of another run.
     """
+    warn_of_missing_values(stacklevel=3)
     # The checks of loss and accounting take seconds.
     if trainer.ledger_path.exists():
         _check_ledger(trainer.ledger_path, trainer.plan, may_continue=bool(resume))

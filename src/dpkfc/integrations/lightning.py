@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, check_plan
 from dpkfc.data.duplicates import check_held_out
+from dpkfc.data.missing_values import warn_of_missing_values
 from dpkfc.gradients.loss_state import own_variables
 from dpkfc.integrations._shared import (
     CardWriter,
@@ -296,6 +297,7 @@ class PrivateTraining(CardWriter, pl.Callback):
             CheckpointError: the checkpoint is of another run or ledger.
         """
         check_trainer_at_start(trainer, self.plan.steps)
+        warn_of_missing_values(stacklevel=2)
         self.on_validation_start(trainer, pl_module)
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
