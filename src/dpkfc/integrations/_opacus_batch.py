@@ -215,9 +215,9 @@ class _PublicDivisors(TorchFunctionMode):
         try:
             if recording is not None and self.is_on and recording.size > 1:
                 return recording.call(func, args, kwargs)
-            is_one = recording is not None and self.is_on and recording.size == 1
-            if is_one and is_whole_squeeze(func, args, kwargs):
-                if isinstance(recording.tracker.state(args[0]), Total):
+            if recording is not None and self.is_on and recording.size == 1:
+                is_whole = is_whole_squeeze(func, args, kwargs)
+                if is_whole and isinstance(recording.tracker.state(args[0]), Total):
                     return func(*args, tuple(range(1, args[0].dim())))
             return func(*args, **kwargs)
         except RuntimeError as error:
