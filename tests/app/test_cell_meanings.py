@@ -159,6 +159,9 @@ def test_words_of_every_script_are_words():
         ({"kind": "number", "bounds": (0, 1), "thousands": "."}, "not thousands"),
         ({"kind": "number", "bounds": (0, 1), "scale": "logg"}, "scale must be 'log'"),
         ({"kind": "flag", "scale": "log"}, "scale is for kind = 'number'"),
+        ({"kind": "number", "bounds": (0, 1), "buckets": 8}, "buckets is for kind = 'category'"),
+        ({"kind": "flag", "categories": ("a",)}, "categories is for kind = 'category'"),
+        ({"kind": "category", "categories": ("a",), "bounds": (0, 1)}, "bounds is for kind"),
     ],
 )
 def test_a_wrong_column_is_one_clear_error(keys, message):
@@ -179,6 +182,7 @@ def test_a_wrong_column_is_one_clear_error(keys, message):
         ('delimiter = ";;"', "delimiter must be one character, such as ';', got"),
         ("delimiter = '\"'", "delimiter must be one character"),
         ('delimiter = "\\n"', "delimiter must be one character"),
+        ("max_records = 2", "max_records counts records of a unit; name it"),
     ],
 )
 def test_wrong_keys_of_a_csv_file_are_one_clear_error(tmp_path, keys, message):

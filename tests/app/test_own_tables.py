@@ -24,6 +24,7 @@ from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _places, spl
 from dpkfc.app.owndata.schema import Schema, check_schema, read_schema
 from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.owndata.schema_noise import SchemaNoise
+from dpkfc.app.owndata.sources import own_source
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
@@ -208,6 +209,15 @@ def test_a_delimiter_that_is_not_known_is_given(tmp_path):
     for given in ({"text": "note"}, {"sheet": "one"}, {"label_file": path}):
         with pytest.raises(ConfigError, match="does not apply to .*odd.txt; leave it out"):
             empty_schema(path, "y", **given)
+
+
+@pytest.mark.parametrize("section", ["[images]\nsize = 16", "[text]\nbuckets = 512"])
+def test_a_section_for_other_data_is_refused(tmp_path, section):
+    data, schema = write_patients(tmp_path)[:2]
+    schema.write_text(f"{schema.read_text('utf-8')}\n{section}\n", "utf-8")
+    name = section.splitlines()[0]
+    with pytest.raises(ConfigError, match=re.escape(f"has {name}, and the data are of kind table")):
+        own_source({"data": str(data), "schema": str(schema)})
 
 
 def test_the_probe_looks_like_the_schema(tmp_path):

@@ -200,7 +200,7 @@ KINDS = {
         draw=_draw_numbers,
         numbers=1,
         wanted_bounds="[least, greatest]",
-        keys=("signs", "measured_in", "scale"),
+        keys=("bounds", "signs", "measured_in", "scale"),
         misfits=("date", "flag"),
         hint="""\
 kind = "number"    # as its type says; a code is a category
@@ -213,7 +213,7 @@ bounds = []        # least and greatest""",
         draw=_draw_numbers,
         numbers=2,
         wanted_bounds="[least, greatest, least, greatest] of its two numbers",
-        keys=("signs", "measured_in"),
+        keys=("bounds", "signs", "measured_in"),
         misfits=("number", "date"),
     ),
     "date": Kind(
@@ -223,7 +223,7 @@ bounds = []        # least and greatest""",
         draw=_draw_numbers,
         numbers=1,
         wanted_bounds="[earliest, latest] as 1999-12-31",
-        keys=("format",),
+        keys=("bounds", "format"),
         misfits=("flag",),
         hint="""\
 kind = "date"      # as its type says
@@ -235,7 +235,7 @@ bounds = []        # earliest and latest, such as 1990-01-01""",
         read=_name_category,
         encode=_encode_categories,
         draw=_draw_categories,
-        keys=("numeric",),
+        keys=("categories", "buckets", "numeric"),
         example="any text",
     ),
     "flag": Kind(
@@ -253,6 +253,7 @@ kind = "flag"      # true or false""",
         name=lambda column, text: text.strip(),
         encode=_encode_texts,
         draw=_draw_texts,
+        keys=("buckets",),
         example="pain at night",
         hint="""\
 kind = "text"      # its words are hashed""",

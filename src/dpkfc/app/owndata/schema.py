@@ -278,6 +278,11 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
         raise ConfigError(f"{where}: names has two equal names; name each column once")
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
+    if schema.max_records != Schema.max_records and not units:
+        raise ConfigError(
+            f"{where}: max_records counts records of a unit; name it by unit = '...', or leave"
+            " max_records out"
+        )
 
 
 def check_delimiter(delimiter: str, where: str) -> None:

@@ -61,6 +61,12 @@ def own_source(chosen: Mapping[str, Any], known: str = "") -> tuple[str, Schema 
         )
     if kind == "own-text" and schema.columns:
         kind = "own-table"
+    for section, form in (("images", schema.images), ("text", schema.text)):
+        if form != type(form)() and kind != f"own-{section}":
+            what = kind.removeprefix("own-")
+            raise ConfigError(
+                f"{place} has [{section}], and the data are of kind {what}: leave it out"
+            )
     if kind == "own-text":
         form = schema.text.settled
         schema = replace(schema, text=replace(form, key=key or stated))
