@@ -126,10 +126,23 @@ def test_private_values_raise_no_error(blobs):
     assert predictions.min() >= 0 and predictions.max() <= 2
 
 
-def test_a_regressor_whose_targets_are_diagnoses_warns_its_owner(blobs):
+def test_no_message_tells_what_columns_and_targets_hold(blobs):
+    """Rows decide it, so that a message would tell of them (docs/sklearn.md)."""
     regressor = DPMLPRegressor(bounds=(-10, 10), target_bounds=(0, 2), steps=1)
-    with pytest.warns(UserWarning, match=r"\(PRIVATE\): 'y' hold hardly any number"):
-        regressor.fit(blobs[0], np.where(blobs[1] > 0, "ill", "well"))
+    rows = [[number, "ill"] for number in blobs[0][:, 0].tolist()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor.fit(rows, np.where(blobs[1] > 0, "ill", "well"))
+
+
+def test_one_text_in_a_list_of_rows_changes_no_other_row(blobs):
+    estimator = DPLogisticRegression(steps=1, **QUIET).fit(*blobs)
+    rows = [[True, 1.0], [0.5, 2.0]]
+    scores = estimator.decision_function(rows)
+    rows[1][0] = "unknown"
+    assert np.array_equal(estimator.decision_function(rows)[0], scores[0])
+    rows[1][0] = 1j
+    assert np.array_equal(estimator.decision_function(rows)[0], scores[0])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from dpkfc.sklearn.values import (
     read_bounds,
     read_count,
     scale,
-    warn_of_texts,
 )
 from dpkfc.weights import digest_weights
 
@@ -110,12 +109,8 @@ class PrivateEstimator(BaseEstimator):
         if hasattr(X, "iloc"):
             # pandas cannot put all of its types of columns into one array of another type.
             X = X.astype(object)
-        rows = np.asarray(validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False))
-        numbers = parse_numbers(rows)
-        if reset and rows.dtype.kind not in "biuf":
-            names = vars(self).get("feature_names_in_", range(numbers.shape[1]))
-            warn_of_texts(numbers, list(names))
-        return numbers
+        rows = validate_data(self, X, reset=reset, dtype=None, ensure_all_finite=False)
+        return parse_numbers(np.asarray(rows))
 
     def _set_scale(self, *, keep_zero: bool) -> None:
         """Set bounds, centre and scale of every feature from public bounds alone.

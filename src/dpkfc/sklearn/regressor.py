@@ -17,7 +17,6 @@ from dpkfc.sklearn.values import (
     read_bounds,
     read_targets,
     scale,
-    warn_of_texts,
 )
 
 
@@ -44,7 +43,6 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         """
         rows = self._read_rows(X, reset=True)
         targets = parse_numbers(read_targets(self, keep_types(y), len(rows)))
-        warn_of_texts(targets[:, None], ["y"])
         self._set_scale(keep_zero=False)
         bounds = self._set_target_scale()
         scaled = scale(targets, bounds, self.target_center_, self.target_half_width_)

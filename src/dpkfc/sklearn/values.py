@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,23 +96,6 @@ def parse_numbers(values: NDArray[Any]) -> Floats:
             return values.astype(np.float64)
         numbers = [_parse_number(value) for value in values.ravel().tolist()]
     return np.array(numbers, np.float64).reshape(values.shape)
-
-
-def warn_of_texts(numbers: Floats, names: Sequence[Any]) -> None:
-    """Warn the owner of columns that hardly hold a number, and so say nothing.
-
-    The rows decide which, so the warning is marked private; one row cannot decide alone.
-    """
-    unread = np.isnan(numbers).mean(axis=0) > 0.5
-    texts = [repr(name)[:30] for name, is_text in zip(names, unread, strict=True) if is_text]
-    if texts:
-        more = f" and {len(texts) - 2} more" if len(texts) > 2 else ""
-        warnings.warn(
-            f"for you alone (PRIVATE): {', '.join(texts[:2])}{more} hold hardly any number"
-            " and count as missing; encode texts by public categories",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _parse_number(value: Any) -> float:
