@@ -14,6 +14,7 @@ from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.prepare import prepare
 from dpkfc.app.private_scores import count_rows, noisy_scores
 from dpkfc.app.recipes.objective import score_model
+from dpkfc.app.scores import missing_score
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import resume, run
 from dpkfc.privacy.ledger import verify
@@ -87,6 +88,27 @@ def test_noise_of_the_known_size_is_in_the_intervals():
             if score.name in seen:
                 seen[score.name] += score.low <= exact[score.name] <= score.high
     assert min(seen.values()) >= 51
+
+
+FORMS = [TwoClasses(), SeveralClasses(4), Numbers(10.0)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_scores_of_rows_that_may_be_none_at_all_are_not_printed(form):
+    width = len(form.add(np.zeros(4), 0.0))
+    scores = noisy_scores(form, 30 * np.random.default_rng(2).normal(size=width), 30.0)
+    assert {score.text for score in scores.scores} == {"–"}
+    assert np.isnan(private_scores.judge(form, scores).accuracy)
+    assert missing_score(scores, "test").startswith("too few test rows for the noise")
+
+
+def test_a_share_that_may_be_anything_is_not_printed():
+    released = np.full(40, 2.0)
+    released[[3, 33]] = 60.0
+    accuracy, auroc, *rest = noisy_scores(TwoClasses(), released, 12.0).scores
+    assert (auroc.low, auroc.high, auroc.text) == (0.0, 1.0, "–")
+    assert accuracy.value is not None
+    assert all(score.value is not None for score in rest)
 
 
 @pytest.fixture

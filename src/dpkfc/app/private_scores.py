@@ -14,14 +14,13 @@ from dpkfc.app.datasets.examples import Examples
 from dpkfc.app.recipes.objective import NOTHING_KNOWN, Judged
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_config import RunConfig
-from dpkfc.app.scores import Floats, Score, Scores
+from dpkfc.app.scores import OF_NOISY_SCORES, Floats, Score, Scores
 from dpkfc.app.toml import ConfigError
 from dpkfc.gradients.evaluation_mode import evaluation_mode
 from dpkfc.gradients.state import own_pass
 
 PURPOSE = "scores"
 _DRAWS = 1000
-INTERVALS = "95 % intervals from 1,000 draws of the known noise and of the rows; all is public"
 
 
 def make_form(recipe: Recipe, config: RunConfig) -> CountForm:
@@ -106,13 +105,17 @@ def noisy_scores(form: CountForm, noisy: Floats, stddev: float) -> Scores:
         values = form.figures(noisy[None])
         drawn = form.figures(draws)
         guesses = form.guesses(noisy[None])
+        # Of rows that may be none at all, a share says nothing.
+        if not np.quantile(form.count(draws), 0.025) > 0:
+            values = {name: np.array([math.nan]) for name in values}
+            guesses = {}
     confusion = np.nan_to_num(form.confusion(noisy)).clip(min=0).round().astype(int)
     return Scores(
         examples=max(0, round(float(np.nan_to_num(rows)))),
         unlabelled=0,
         scores=tuple(_score(name, values, drawn, guesses) for name in values),
         confusion=tuple(tuple(counts) for counts in confusion.tolist()),
-        intervals=INTERVALS,
+        intervals=OF_NOISY_SCORES,
     )
 
 
@@ -122,7 +125,7 @@ def _score(
     drawn: Mapping[str, Floats],
     guesses: Mapping[str, Floats],
 ) -> Score:
-    most = 1.0 if name in ("accuracy", "AUROC", "R²") else math.inf
+    most = 1.0 if name.startswith(("accuracy", "AUROC", "R²", "calibration")) else math.inf
     least = -math.inf if name == "R²" else 0.0
 
     def clamp(number: float) -> float:
@@ -139,4 +142,7 @@ def _score(
     if name.startswith("calibration"):
         # Noise adds to it, in a draw as in the release.
         low, high = 2 * value - high, 2 * value - low
-    return Score(name=name, value=clamp(value), low=clamp(low), high=clamp(high), guess=guess)
+    low, high = clamp(low), clamp(high)
+    # Where anything is possible, a value says nothing.
+    shown = None if (low, high) == (least, most) else clamp(value)
+    return Score(name=name, value=shown, low=low, high=high, guess=guess)

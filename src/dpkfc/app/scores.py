@@ -17,6 +17,10 @@ Floats = NDArray[np.float64]
 # Said in the place of a score.
 NO_LABEL = "no {} row has a known label"
 NO_NUMBER = "not a number"
+HIDDEN = "too few {} rows for the noise, or a lost release"
+OF_NOISY_SCORES = (
+    "95 % intervals from 1,000 draws of the known noise and of the rows; all is public"
+)
 LEVEL = 0.95
 # Classes of a confusion matrix that a card or a terminal shows.
 MOST_SHOWN = 12
@@ -28,7 +32,7 @@ class Score:
 
     Attributes:
         name: what it is.
-        value: on the examples; None where there is nothing to measure it on.
+        value: on the examples; None where there is nothing to measure it on, or noise hides it.
         low, high: its 95 % interval, None without one.
         guess: of the best constant guess for the same examples.
     """
@@ -124,7 +128,9 @@ class Scores:
 
 
 def missing_score(scores: Scores | None, measured_on: str) -> str:
-    """Return why a run has no score: labels are missing, or a task's own score is not a number."""
+    """Return why a run has no score: labels are missing, noise hides it, or it is not a number."""
+    if scores and scores.intervals == OF_NOISY_SCORES:
+        return HIDDEN.format(measured_on)
     return NO_LABEL.format(measured_on) if scores and not scores.examples else NO_NUMBER
 
 
