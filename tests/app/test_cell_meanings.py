@@ -243,6 +243,19 @@ def test_a_header_that_cannot_be_used_is_named(tmp_path, content, name, message)
     assert "4" not in str(caught.value).replace(str(tmp_path), "")
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "iso8859-15"])
+def test_a_file_in_unicode_is_not_read_as_another_encoding(tmp_path, encoding):
+    path, schema = tmp_path / "t.csv", Schema(encoding=encoding)
+    with pytest.raises(DatasetError, match="its header is UTF-8 and not .* encoding = 'utf-8'"):
+        _texts(path, "größe,a\n1,ß\n".encode(), "a", schema)
+    for mark in ("utf-8-sig", "utf-16"):
+        with pytest.raises(DatasetError, match="the mark of Unicode, so it is not"):
+            _texts(path, "b,a\n1,ß\n".encode(mark), "a", schema)
+    # A record decides nothing.
+    assert _texts(path, "b,a\n1,ß\n".encode(), "a", schema)
+    assert _texts(path, "größe,a\n1,ß\n".encode(encoding), "a", schema) == ["ß"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

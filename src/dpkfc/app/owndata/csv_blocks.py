@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from dpkfc.app.datasets.errors import damaged_error
+from dpkfc.app.datasets.errors import DatasetError, damaged_error
 from dpkfc.app.datasets.unpacking import BoundedStream
 
 PACKED = ".gz"
@@ -56,6 +56,12 @@ def read_blocks(path: Path, file: IO[bytes], encoding: str) -> Iterator[bytes]:
                 is_first = False
                 content = following
         else:
+            marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            if content.startswith(marks):
+                raise DatasetError(
+                    f"{path}: begins with the mark of Unicode, so it is not {encoding}; leave out"
+                    " encoding in the schema"
+                )
             while content:
                 content += file.readline()
                 yield _decode_lines(content, encoding).encode("utf-8", "surrogatepass")

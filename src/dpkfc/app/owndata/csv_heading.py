@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +62,11 @@ def read_heading(path: Path, block: bytes, schema: Schema) -> Heading:
             f"{path}: its header is not {schema.encoding.upper()} text; save the file as UTF-8, or"
             " set encoding in the schema, such as 'cp1252' or 'utf-16'"
         )
+    if _is_utf8_read_as_signs(first, schema.encoding):
+        raise DatasetError(
+            f"{path}: its header is UTF-8 and not {schema.encoding}; set encoding = 'utf-8', or"
+            " save the file anew"
+        )
     delimiter = schema.delimiter or (stated[1] if stated else _delimiter(path, first, schema))
     for count in range(1, _MOST_HEADING + 1):
         cells, state = split_line("\n".join(lines[:count]).rstrip("\r"), delimiter)
@@ -74,6 +81,16 @@ def read_heading(path: Path, block: bytes, schema: Schema) -> Heading:
     if not any(names):
         raise DatasetError(f"{path}: has no header; its first line must name the columns")
     return Heading(names, delimiter, end, count + bool(stated))
+
+
+def _is_utf8_read_as_signs(text: str, encoding: str) -> bool:
+    """Return whether a text was UTF-8, and each of its bytes became a sign, as in Ã¤."""
+    if text.isascii() or not codecs.lookup(encoding).name.startswith(("cp125", "iso8859")):
+        return False
+    with suppress(UnicodeError):
+        text.encode(encoding).decode("utf-8")
+        return True
+    return False
 
 
 def _delimiter(path: Path, header: str, schema: Schema) -> str:
