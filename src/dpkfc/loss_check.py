@@ -22,7 +22,7 @@ from dpkfc.lazy_noise import LazyNoise
 from dpkfc.public_rows.template import Attempts, find_template
 from dpkfc.rng_state import restarter
 from dpkfc.verification.check import check_on_public_rows
-from dpkfc.verification.row_functions import check_reads
+from dpkfc.verification.own_generators import refuse_own_generators
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,6 @@ class LossCheck:
         self.mode.is_checked = False
         if self.mode.graph is not None:
             self.mode.graph.refusal = None
-        check_reads(dataset, collate)
         template = find_template(dataset, self.public_records)
         template.warn(stacklevel=4)
         device = device_of_layers(self.layers)
@@ -99,6 +98,7 @@ class LossCheck:
             bound=bound,
             augment=self.augment,
         )
+        refuse_own_generators(dataset, collate)
         unproved = verdict.operation
         if self.is_sharded and unproved is not None:
             raise ValueError(

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, default_collate
 
 from dpkfc import rng_state
 from dpkfc.gradients import find_layers
@@ -139,17 +139,6 @@ class Jittered(TensorDataset):
         return x + self.own.random(), y
 
 
-class Centred(TensorDataset):
-    """Subtracts a running mean of what was read."""
-
-    mean = 0.0
-
-    def __getitem__(self, i):
-        x, y = super().__getitem__(i)
-        self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
-        return x - self.mean, y
-
-
 class JitteringCollate:
     def __init__(self):
         self.own = torch.Generator().manual_seed(0)
@@ -159,22 +148,72 @@ class JitteringCollate:
         return x + torch.rand(len(x), 1, generator=self.own), y
 
 
-REMEMBERING = [
-    (Jittered(X, Y), default_collate),
-    (Centred(X, Y), default_collate),
-    (TensorDataset(X, Y), JitteringCollate()),
-    ((X, Y), JitteringCollate()),
-]
+OWN = random.Random(0)
+
+
+class OfTheModule(TensorDataset):
+    """Draws from a generator that is a global variable of the program."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + OWN.random(), y
+
+
+class Counting:
+    """Gives each batch the number of those before it."""
+
+    count = 0
+
+    def __call__(self, rows):
+        x, y = default_collate(rows)
+        self.count += 1
+        return x + self.count, y
+
+
+def collate_from(own):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return x + float(own.random()), y
+
+    return collate
+
+
+def hold(dataset, **attributes):
+    vars(dataset).update(attributes)
+    return dataset
+
+
+SAMPLER = RandomSampler(range(4), generator=torch.Generator())
+OF_ITS_OWN = {
+    "attribute": (Jittered(X, Y), default_collate),
+    "subset": (Subset(Jittered(X, Y), range(40)), default_collate),
+    "nested": (hold(TensorDataset(X, Y), transforms=[{"one": SAMPLER}]), default_collate),
+    "global": (OfTheModule(X, Y), default_collate),
+    "object": (TensorDataset(X, Y), JitteringCollate()),
+    "closure": (TensorDataset(X, Y), collate_from(np.random.default_rng(0))),
+    "tensors": ((X, Y), JitteringCollate()),
+}
 MESSAGE = "the dataset or collate_fn has a random generator of its own, or remembers earlier"
 
 
-@pytest.mark.parametrize(("dataset", "collate"), REMEMBERING)
-def test_records_that_depend_on_what_was_read_before_are_refused(dataset, collate):
+@pytest.mark.parametrize(("dataset", "collate"), OF_ITS_OWN.values(), ids=OF_ITS_OWN)
+def test_a_random_generator_of_their_own_is_refused(dataset, collate):
     assert_refused(open_session(net(), dataset, collate_fn=collate), MESSAGE)
 
 
-@pytest.mark.parametrize(("dataset", "collate"), REMEMBERING[:3])
-def test_an_opacus_script_over_such_records_is_refused_before_a_release(dataset, collate):
+def test_a_collate_function_that_remembers_batches_is_refused_on_public_rows():
+    session = open_session(net(), TensorDataset(X, Y), collate_fn=Counting())
+    assert_refused(session, MESSAGE)
+
+
+def test_the_global_generators_may_be_held():
+    held = [np.random.mtrand._rand, random.random, torch.default_generator, np.random, random]
+    assert train(net(), hold(TensorDataset(X, Y), own=held)).steps_done == 2
+
+
+@pytest.mark.parametrize("name", ["attribute", "object", "global"])
+def test_an_opacus_script_over_such_records_is_refused_before_a_release(name):
+    dataset, collate = OF_ITS_OWN[name]
     engine, model, _, loader = opacus_cases.private(
         net(), data_loader=DataLoader(dataset, batch_size=8, collate_fn=collate)
     )
@@ -184,12 +223,20 @@ def test_an_opacus_script_over_such_records_is_refused_before_a_release(dataset,
     assert not engine.ledger.count
 
 
-def test_one_record_that_changes_between_reads_has_no_effect():
-    class Odd(Jittered):
-        def __getitem__(self, i):
-            return super().__getitem__(i) if i == 0 else TensorDataset.__getitem__(self, i)
+@pytest.mark.parametrize("least", [-9.0, 0.0, 9.0])
+def test_whether_a_run_goes_on_does_not_follow_the_records_that_are_remembered(least):
+    """A memory of a data set shows on private records alone, so nothing looks for it."""
 
-    assert train(net(), Odd(X, Y)).steps_done == 2
+    class Centred(TensorDataset):
+        mean = 0.0
+
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            if x[0] > least:
+                self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
+            return x - self.mean, y
+
+    assert train(net(), Centred(X, Y)).steps_done == 2
 
 
 def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():

@@ -28,7 +28,7 @@ from dpkfc.public_rows.template import UNREADABLE, find_template
 from dpkfc.rng_state import randomize_generators
 from dpkfc.tensors import NamedTensors, Tensors
 from dpkfc.verification.check import check_on_public_rows
-from dpkfc.verification.row_functions import check_reads
+from dpkfc.verification.own_generators import refuse_own_generators
 
 Indices = NDArray[np.int64]
 # Relative error of a norm in float32 against a sum of squares in float64.
@@ -156,7 +156,6 @@ class LocalModel(PartyModel):
             return
         template.warn(stacklevel=4)
         collate = records.loader.collate
-        check_reads(records.dataset, collate)
         verdict = check_on_public_rows(
             self.model,
             self.layers,
@@ -165,6 +164,7 @@ class LocalModel(PartyModel):
             expected=self._config.local_divisor,
             bound=self._config.max_physical_batch_size,
         )
+        refuse_own_generators(records.dataset, collate)
         verdict.warn(stacklevel=4)
         self._gradient_mode.unproved_operation = verdict.operation
         self._is_verified = True

@@ -60,7 +60,7 @@ from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.tensors import copy_tensors
 from dpkfc.tracking.states import Unknown
 from dpkfc.tracking.tracker import forget_batches
-from dpkfc.verification.row_functions import check_reads
+from dpkfc.verification.own_generators import refuse_own_generators
 from dpkfc.weights import ReleasedWeights, check_recorded_weights, record_weights
 from dpkfc.weights_record import read_weights_record
 
@@ -333,7 +333,7 @@ class PrivateStep:
             ):
                 batch, collate = recording.batch, self._source.collate_fn
                 records = records_of(self._source)
-                check_reads(records, collate)
+                refuse_own_generators(records, collate)
                 template = find_template(records)
                 template.warn(stacklevel=4)
                 verdict = check_model(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from dpkfc.data.loading import Collate, RowDataset, never_pads
+from dpkfc.data.loading import Collate, RowDataset
 from dpkfc.data.loading import tensors_of as columns_of
 from dpkfc.public_rows.record_drawing import SEED, Axis, RecordDrawer, axes_of, kind_of, most_common
 from dpkfc.public_rows.rows import PublicRows, draw_public_rows
@@ -81,11 +81,6 @@ class Template:
                 " them by public_records=, tensors or features (docs/errors.md#public-rows)",
                 stacklevel=stacklevel + 1,
             )
-
-
-def are_rows_of_tensors(dataset: Any, collate: Collate) -> bool:
-    """Return whether no code of a program makes records, or a batch of one."""
-    return columns_of(dataset) is not None and (isinstance(dataset, tuple) or never_pads(collate))
 
 
 def find_template(dataset: Any, public_records: Sequence[Any] | None = None) -> Template:

@@ -1,4 +1,4 @@
-"""Whether a data set, a collate function or an augmentation keeps every record to its own row."""
+"""Whether a collate function or an augmentation keeps every record to its own row."""
 
 from __future__ import annotations
 
@@ -8,52 +8,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from dpkfc.gradients.layers import tensors_of
 from dpkfc.public_rows.rows import PublicRows
-from dpkfc.public_rows.template import are_rows_of_tensors
-from dpkfc.rng_state import preserve_generators, restarter
+from dpkfc.rng_state import restarter
 from dpkfc.verification.differences import are_rows_equal
+from dpkfc.verification.own_generators import MESSAGE
 from dpkfc.verification.public_passes import PublicPasses
-
-_READ_TWICE = 16  # one may be alike by chance
-_REMEMBERS = (
-    "the dataset or collate_fn has a random generator of its own, or remembers earlier records;"
-    " use torch's, numpy's and random's (docs/pitfalls.md)"
-)
-
-
-def check_reads(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-    """Check that what a record gives does not depend on what was read before it.
-
-    Some records are read twice, from one state of the global generators and in another order. One
-    that is unlike the others has no effect.
-
-    Raises:
-        ValueError: several records differ.
-    """
-    if are_rows_of_tensors(dataset, collate):
-        return
-    size = len(dataset)
-    places = np.linspace(0, size - 1, min(size, _READ_TWICE)).astype(int).tolist()
-    restart = restarter()
-
-    def read(i: int) -> list[Tensor]:
-        restart()
-        # What a record raises says something about that record alone.
-        with suppress(Exception):
-            return [x.to_dense() for x in row_tensors(collate([dataset[i]]), 1)]
-        return []
-
-    with preserve_generators():
-        first = {i: read(i) for i in places}
-        differing = [i for i in reversed(places) if not are_rows_equal(first[i], read(i), [0])]
-    if len(differing) > 1:
-        raise ValueError(_REMEMBERS)
 
 
 def check_row_functions(passes: PublicPasses, rows: PublicRows, size: int) -> None:
@@ -64,7 +28,7 @@ def check_row_functions(passes: PublicPasses, rows: PublicRows, size: int) -> No
     """
     size = size_apart(rows.records[:1], size)
     if not _check_rows(passes, "collate_fn", rows.batch, size):
-        raise ValueError(_REMEMBERS)
+        raise ValueError(MESSAGE)
     if passes.augment is not None:
         if not _check_rows(passes, "augment", partial(passes.augment_rows, rows), size):
             _check_augment_with_nan(passes, rows, size)

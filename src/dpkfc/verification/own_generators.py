@@ -1,0 +1,73 @@
+"""Whether a data set or a collate function has a random generator of its own.
+
+Its numbers would follow what was read before a record. What objects and code hold is looked at, and
+no record is read for it: whether one differs in a second reading would tell of that record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpkfc.gradients.value_kinds import CONTAINERS, PLAIN, attributes_of, is_own_module, kind_of
+from dpkfc.gradients.variables import globals_of, read
+
+MESSAGE = (
+    "the dataset or collate_fn has a random generator of its own, or remembers earlier records;"
+    " use torch's, numpy's and random's (docs/pitfalls.md)"
+)
+_LONG = 1024  # longer containers are tables of records
+_SHARED = (torch.default_generator, np.random.mtrand._rand, random._inst)
+
+
+def refuse_own_generators(*roots: Any) -> None:
+    """Refuse objects and functions that reach a random generator, beside the global ones.
+
+    They reach attributes, items of containers, closures, and global variables that code of no
+    package names.
+
+    Raises:
+        ValueError: they reach one.
+    """
+    seen = {id(x): x for x in _SHARED}
+    waiting = [*roots]
+    while waiting:
+        x = waiting.pop()
+        if id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if kind_of(x) == "random generator":
+            raise ValueError(MESSAGE)
+        waiting += _parts_of(x)
+
+
+def _parts_of(x: Any) -> Iterator[Any]:
+    """Yield what an object, a function or a class of no package holds or names."""
+    if isinstance(x, (*PLAIN, Tensor, np.ndarray, nn.Module, ModuleType)):
+        return
+    if isinstance(x, MethodType):
+        yield from (x.__self__, x.__func__)
+    elif isinstance(x, partial):
+        yield from (x.func, x.args, x.keywords)
+    elif isinstance(x, FunctionType):
+        if is_own_module(x.__module__ or ""):
+            yield from (x.__defaults__, x.__kwdefaults__, vars(x))
+            yield from (read(cell, "cell_contents") for cell in x.__closure__ or ())
+            yield from (x.__globals__.get(name) for name in globals_of(x.__code__))
+    elif isinstance(x, type):
+        if is_own_module(x.__module__):
+            for name, y in vars(x).items():
+                if name != "__init__":
+                    yield getattr(y, "__func__", getattr(y, "fget", y))
+    else:
+        yield from attributes_of(x).values()
+        yield from type(x).__mro__
+        if isinstance(x, (tuple, *CONTAINERS)) and len(x) <= _LONG:
+            yield from x.values() if isinstance(x, dict) else x
