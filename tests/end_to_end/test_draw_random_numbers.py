@@ -211,6 +211,18 @@ def test_the_global_generators_may_be_held():
     assert train(net(), hold(TensorDataset(X, Y), own=held)).steps_done == 2
 
 
+def test_a_generator_that_only_the_constructor_uses_may_be_held():
+    class Made(TensorDataset):
+        def __init__(self):
+            self.own = np.random.default_rng(0)
+            super().__init__(X + self.own.random(), Y)
+
+        def __getitem__(self, i):
+            return super().__getitem__(i)
+
+    assert train(net(), Made()).steps_done == 2
+
+
 @pytest.mark.parametrize("name", ["attribute", "object", "global"])
 def test_an_opacus_script_over_such_records_is_refused_before_a_release(name):
     dataset, collate = OF_ITS_OWN[name]

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.value_kinds import CONTAINERS, PLAIN, attributes_of, is_own_module, kind_of
+from dpkfc.gradients.value_kinds import (
+    CONTAINERS,
+    PLAIN,
+    attributes_of,
+    is_own_module,
+    kind_of,
+)
 from dpkfc.gradients.variables import globals_of, read
 
 MESSAGE = (
@@ -31,7 +37,7 @@ def refuse_own_generators(*roots: Any) -> None:
     """Refuse objects and functions that reach a random generator, beside the global ones.
 
     They reach attributes, items of containers, closures, and global variables that code of no
-    package names.
+    package names. An attribute that a user's class names in its constructor alone does not count.
 
     Raises:
         ValueError: they reach one.
@@ -63,11 +69,24 @@ def _parts_of(x: Any) -> Iterator[Any]:
             yield from (x.__globals__.get(name) for name in globals_of(x.__code__))
     elif isinstance(x, type):
         if is_own_module(x.__module__):
-            for name, y in vars(x).items():
-                if name != "__init__":
-                    yield getattr(y, "__func__", getattr(y, "fget", y))
+            yield from _methods_of(x)
     else:
-        yield from attributes_of(x).values()
+        attributes = attributes_of(x)
+        if is_own_module(type(x).__module__):
+            functions = [f for base in type(x).__mro__ for f in _methods_of(base)]
+            codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
+            named = {name for code in codes for name in globals_of(code)}
+            attributes = {name: y for name, y in attributes.items() if name in named}
+        yield from attributes.values()
         yield from type(x).__mro__
         if isinstance(x, (tuple, *CONTAINERS)) and len(x) <= _LONG:
             yield from x.values() if isinstance(x, dict) else x
+
+
+def _methods_of(cls: type) -> list[Any]:
+    """Return the functions of a class, and its other attributes, without its constructor."""
+    return [
+        getattr(y, "__func__", getattr(y, "fget", y))
+        for name, y in vars(cls).items()
+        if name != "__init__"
+    ]
