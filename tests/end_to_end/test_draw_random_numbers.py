@@ -236,19 +236,37 @@ def test_an_opacus_script_over_such_records_is_refused_before_a_release(name):
 
 
 @pytest.mark.parametrize("least", [-9.0, 0.0, 9.0])
-def test_whether_a_run_goes_on_does_not_follow_the_records_that_are_remembered(least):
-    """A memory of a data set shows on private records alone, so nothing looks for it."""
-
+def test_a_running_mean_is_refused_whatever_the_records_are(least):
     class Centred(TensorDataset):
         mean = 0.0
 
         def __getitem__(self, i):
             x, y = super().__getitem__(i)
+            return self.centre(x), y
+
+        def centre(self, x):
             if x[0] > least:
                 self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
-            return x - self.mean, y
+            return x - self.mean
 
-    assert train(net(), Centred(X, Y)).steps_done == 2
+    assert_refused(open_session(net(), Centred(X, Y)), MESSAGE)
+
+
+def test_reads_that_are_counted_and_a_file_that_is_opened_late_are_no_memory():
+    class Late(TensorDataset):
+        reads, file, flip, cache = 0, None, False, None
+
+        def __getitem__(self, i):
+            self.reads += 1
+            if self.cache is None:
+                self.cache = {}
+            if i not in self.cache:
+                self.cache[i] = super().__getitem__(i)
+            return self.cache[i]
+
+    dataset = Late(X, Y)
+    dataset[0]
+    assert train(net(), dataset).steps_done == 2
 
 
 def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():

@@ -105,7 +105,7 @@ def noisy_scores(form: CountForm, noisy: Floats, stddev: float) -> Scores:
         values = form.figures(noisy[None])
         drawn = form.figures(draws)
         guesses = form.guesses(noisy[None])
-        # Of rows that may be none at all, a share says nothing.
+        # A share of rows says nothing where their number may be zero.
         if not np.quantile(form.count(draws), 0.025) > 0:
             values = {name: np.array([math.nan]) for name in values}
             guesses = {}

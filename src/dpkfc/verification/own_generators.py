@@ -1,4 +1,4 @@
-"""Whether a data set or a collate function has a random generator of its own.
+"""Whether a data set or a collate function has a random generator or a memory of its own.
 
 Its numbers would follow what was read before a record. What objects and code hold is looked at, and
 no record is read for it: whether one differs in a second reading would tell of that record.
@@ -6,7 +6,9 @@ no record is read for it: whether one differs in a second reading would tell of 
 
 from __future__ import annotations
 
+import dis
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -29,6 +31,8 @@ MESSAGE = (
     "the dataset or collate_fn has a random generator of its own, or remembers earlier records;"
     " use torch's, numpy's and random's (docs/pitfalls.md)"
 )
+_READERS = ("__getitem__", "__getitems__", "__call__")
+_NUMBERS = (int, float, complex, np.generic, np.ndarray, Tensor)
 _LONG = 1024  # longer containers are tables of records
 _SHARED = (torch.default_generator, np.random.mtrand._rand, random._inst)
 
@@ -38,6 +42,8 @@ def refuse_own_generators(*roots: Any) -> None:
 
     They reach attributes, items of containers, closures, and global variables that code of no
     package names. An attribute that a user's class names in its constructor alone does not count.
+    A number or tensor that a user's class sets and uses while it reads a record, such as a running
+    mean, is refused too; one that is only counted up is not.
 
     Raises:
         ValueError: they reach one.
@@ -49,7 +55,7 @@ def refuse_own_generators(*roots: Any) -> None:
         if id(x) in seen:
             continue
         seen[id(x)] = x
-        if kind_of(x) == "random generator":
+        if kind_of(x) == "random generator" or _remembers_numbers(x):
             raise ValueError(MESSAGE)
         waiting += _parts_of(x)
 
@@ -90,3 +96,27 @@ def _methods_of(cls: type) -> list[Any]:
         for name, y in vars(cls).items()
         if name != "__init__"
     ]
+
+
+def _remembers_numbers(x: Any) -> bool:
+    """Return whether code that reads a record sets a number of its object, and uses it."""
+    cls = type(x)
+    if isinstance(x, nn.Module) or not is_own_module(cls.__module__):
+        return False
+    methods = {name: y for name in dir(cls) if isinstance(y := getattr(cls, name), FunctionType)}
+    uses: Counter[str] = Counter()
+    stores: Counter[str] = Counter()
+    seen: set[str] = set()
+    waiting = [name for name in _READERS if name in methods]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not is_own_module(methods[name].__module__):
+            continue
+        seen.add(name)
+        for step in dis.get_instructions(methods[name]):
+            uses[step.argval] += step.opname == "LOAD_ATTR"
+            stores[step.argval] += step.opname == "STORE_ATTR"
+        waiting += [other for other in methods[name].__code__.co_names if other in methods]
+    again = [name for name in stores if 0 < stores[name] < uses[name]]
+    values = [getattr(x, name, None) for name in again]
+    return any(isinstance(y, _NUMBERS) and not isinstance(y, bool) for y in values)
