@@ -37,7 +37,10 @@ def limit(table):
     mpmath.mp.dps = 2100
     cells = [[mpmath.mpf(int(value)) if value else mpmath.mpf(10) ** -1000 for value in row] for row in table]
     total = sum(map(sum, cells))
-    entropy = lambda counts: -sum(count / total * mpmath.log(count / total) for count in counts)  # noqa: E731
+
+    def entropy(counts):
+        return -sum(count / total * mpmath.log(count / total) for count in counts)
+
     rows, columns = entropy(map(sum, cells)), entropy(map(sum, zip(*cells)))
     return float((rows + columns - entropy(value for row in cells for value in row)) / min(rows, columns))
 

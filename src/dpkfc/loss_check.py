@@ -86,6 +86,7 @@ class LossCheck:
         self.mode.is_checked = False
         if self.mode.graph is not None:
             self.mode.graph.refusal = None
+        refuse_own_generators(dataset, collate)
         template = find_template(dataset, self.public_records)
         template.warn(stacklevel=4)
         device = device_of_layers(self.layers)
@@ -98,7 +99,6 @@ class LossCheck:
             bound=bound,
             augment=self.augment,
         )
-        refuse_own_generators(dataset, collate)
         unproved = verdict.operation
         if self.is_sharded and unproved is not None:
             raise ValueError(

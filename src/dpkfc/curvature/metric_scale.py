@@ -46,8 +46,11 @@ def probe_norms(blocks: Blocks, *metrics: Metric, last: int | None = None) -> li
 
 def layer_norms(block: Block, entry: Entry | None) -> Tensor:
     """Return ‖P g_n‖ of one layer in an entry of a metric, rounded up, `[N]` in float64."""
-    parts = map(form_cheaply, block.iterate_explicit())
-    return torch.cat([per_example_norms(part, entry).norms for part in parts])
+    norms = []
+    for part in block.iterate_explicit():
+        formed = form_cheaply(part)
+        norms.append(per_example_norms(formed, entry).norms)
+    return torch.cat(norms)
 
 
 def probe_scale(

@@ -151,11 +151,12 @@ class LocalModel(PartyModel):
         if self._is_verified:
             return
         warn_of_missing_values(stacklevel=4)
+        collate = records.loader.collate
+        refuse_own_generators(records.dataset, collate)
         template = find_template(records.dataset)
         if template.problem == UNREADABLE:
             return
         template.warn(stacklevel=4)
-        collate = records.loader.collate
         verdict = check_on_public_rows(
             self.model,
             self.layers,
@@ -164,7 +165,6 @@ class LocalModel(PartyModel):
             expected=self._config.local_divisor,
             bound=self._config.max_physical_batch_size,
         )
-        refuse_own_generators(records.dataset, collate)
         verdict.warn(stacklevel=4)
         self._gradient_mode.unproved_operation = verdict.operation
         self._is_verified = True

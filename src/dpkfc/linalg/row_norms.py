@@ -82,8 +82,12 @@ def _join_norms_of_pieces(x: Tensor) -> Tensor:
     """Return the norms over the last axis in float64, in float32 within a piece of `_SHORT`."""
     if has_columns(x):
         # Squares of rows that lie side by side are added much faster than along a row.
-        sums = [piece.square().sum(1) for piece in x.mT.split(_SHORT, 1)]
-        return torch.stack(sums).sum(0, dtype=torch.float64).sqrt()
+        sums = []
+        for piece in x.mT.split(_SHORT, 1):
+            squares = piece.square()
+            sums.append(squares.sum(1))
+        total = torch.stack(sums).sum(0, dtype=torch.float64)
+        return total.sqrt()
     whole = x.shape[-1] // _SHORT * _SHORT
     if not whole:
         return vector_norm(x, dim=-1).double()

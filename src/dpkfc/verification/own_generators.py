@@ -7,6 +7,7 @@ no record is read for it: whether one differs in a second reading would tell of 
 from __future__ import annotations
 
 import dis
+import inspect
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -103,7 +104,11 @@ def _remembers_numbers(x: Any) -> bool:
     cls = type(x)
     if isinstance(x, nn.Module) or not is_own_module(cls.__module__):
         return False
-    methods = {name: y for name in dir(cls) if isinstance(y := getattr(cls, name), FunctionType)}
+    methods: dict[str, FunctionType] = {}
+    for base in reversed(cls.__mro__):
+        for name, y in vars(base).items():
+            if isinstance(y, FunctionType):
+                methods[name] = y
     uses: Counter[str] = Counter()
     stores: Counter[str] = Counter()
     seen: set[str] = set()
@@ -118,5 +123,6 @@ def _remembers_numbers(x: Any) -> bool:
             stores[step.argval] += step.opname == "STORE_ATTR"
         waiting += [other for other in methods[name].__code__.co_names if other in methods]
     again = [name for name in stores if 0 < stores[name] < uses[name]]
-    values = [getattr(x, name, None) for name in again]
+    # Without running a property of the user.
+    values = [inspect.getattr_static(x, name, None) for name in again]
     return any(isinstance(y, _NUMBERS) and not isinstance(y, bool) for y in values)
