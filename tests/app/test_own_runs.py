@@ -372,7 +372,7 @@ def test_a_task_trains_and_is_evaluated(tmp_path):
 @pytest.mark.parametrize(
     "units, part",
     [
-        ([None, "a"] * 10, "record 0 has no unit"),
+        ([None, "a"] * 10, "some records have no unit"),
         (list(range(19)), "19 units for 20"),
     ],
 )
@@ -433,10 +433,10 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
 @pytest.mark.parametrize(
     "task, message",
     [
-        ("my_task:fails", r"my_task:fails raised ZeroDivisionError: .*line 19 of my_task.py"),
+        ("my_task:fails", r"my_task:fails raised ZeroDivisionError \(line 19 of my_task.py"),
         ("my_task:wrong", "returned int; it must return a dpkfc.app.owndata.tasks.Task"),
         ("my_task:makes", "has no function 'makes'; did you mean 'make'"),
-        ("my_broken_task:make", r"raised KeyError: .*no such table.*line 2 of"),
+        ("my_broken_task:make", r"raised KeyError \(line 2 of"),
         ("no_such_module:make", "cannot be imported"),
         ("my_task", "is not module:function"),
     ],
@@ -444,14 +444,15 @@ def test_images_with_a_table_of_labels_are_evaluated_with_one(tmp_path):
 def test_an_error_in_a_task_is_one_line(task, message):
     with pytest.raises(ConfigError, match=message) as caught:
         recipe_of(run_config({"task": task}))
-    assert "\n" not in str(caught.value)
+    # The text of the user's own error may show a record.
+    assert "\n" not in str(caught.value) and "no such table" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("task_module")
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("no_model", r"my_task:no_model: model raised RuntimeError: .* \(line 46 of my_task.py\)"),
+        ("no_model", r"my_task:no_model: model raised RuntimeError \(line 46 of my_task.py\)"),
         ("no_loss", r"cannot be multiplied .* \(line 50 of my_task.py\)"),
         ("no_figure", r"IndexError: .* \(line 54 of my_task.py\)"),
     ],

@@ -310,7 +310,7 @@ def test_a_set_with_a_validation_split_gives_that_one(planted):
 
 def test_labels_of_another_set_are_named(tmp_path):
     write_medmnist(tmp_path, "breastmnist", classes=9)
-    with pytest.raises(DatasetError, match="expected 0 to 1"):
+    with pytest.raises(DatasetError, match="labels are not all 0 to 1"):
         find_recipe("breastmnist-cnn").data(
             make_config(recipe="breastmnist-cnn", data_dir=str(tmp_path))
         )

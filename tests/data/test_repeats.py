@@ -37,28 +37,23 @@ class Chosen(Wrapped):
 COLUMNS = {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
 TABLE, OTHER_TABLE = (datasets.Dataset.from_dict(COLUMNS) for _ in range(2))
 REPEATED = {
-    "an index twice": (Subset(RECORDS, [1, 2, 2]), 1),
-    "twice in one inside": (Subset(Subset(RECORDS, [3, 4, 3]), [0, 2]), 1),
-    "the same one twice": (ConcatDataset([RECORDS, OTHERS, RECORDS]), 10),
-    "parts that overlap": (
-        ConcatDataset([Subset(RECORDS, range(6)), Subset(RECORDS, range(4, 10))]),
-        2,
-    ),
-    "a part of both": (Subset(ConcatDataset([RECORDS, Subset(RECORDS, [5])]), [10, 4, 5]), 1),
-    "a list times three": (ROWS * 3, 20),
-    "a view inside a wrapper": (Wrapped(Subset(RECORDS, [1, 1])), 1),
-    "a wrapper of one's own": (Chosen(ROWS, [0, 1, 0, -10]), 2),
-    "a selection": (TABLE.select([0, 3, 3]), 1),
-    "tables put together": (datasets.concatenate_datasets([TABLE, OTHER_TABLE, TABLE]), 6),
+    "an index twice": Subset(RECORDS, [1, 2, 2]),
+    "twice in one inside": Subset(Subset(RECORDS, [3, 4, 3]), [0, 2]),
+    "the same one twice": ConcatDataset([RECORDS, OTHERS, RECORDS]),
+    "parts that overlap": ConcatDataset([Subset(RECORDS, range(6)), Subset(RECORDS, range(4, 10))]),
+    "a part of both": Subset(ConcatDataset([RECORDS, Subset(RECORDS, [5])]), [10, 4, 5]),
+    "a list times three": ROWS * 3,
+    "a view inside a wrapper": Wrapped(Subset(RECORDS, [1, 1])),
+    "a wrapper of one's own": Chosen(ROWS, [0, 1, 0, -10]),
+    "a selection": TABLE.select([0, 3, 3]),
+    "tables put together": datasets.concatenate_datasets([TABLE, OTHER_TABLE, TABLE]),
 }
 
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_repeats_are_refused(name):
-    dataset, repeated = REPEATED[name]
-    with pytest.raises(
-        ValueError, match=f"^{repeated} records occur more than once in the dataset"
-    ):
+    dataset = REPEATED[name]
+    with pytest.raises(ValueError, match="^some records occur more than once in the dataset"):
         check_once(dataset)
     with pytest.raises(ValueError, match="more than once"):
         check_loader(DataLoader(dataset, batch_size=2))

@@ -107,11 +107,11 @@ def check_ids(ids: Any) -> NDArray[Any]:
         raise ValueError(
             f"units must be a vector with one id a record, got an array of shape {column.shape}"
         )
-    missing = np.flatnonzero(_find_missing(column))
-    if missing.size:
+    if np.any(_find_missing(column)):
+        # Which records, or how many, is private.
         raise ValueError(
-            f"record {missing[0]} has no unit ({missing.size} records in all), so no guarantee"
-            " covers it: leave it out, or give it a unit of its own"
+            "some records have no unit, so no guarantee covers them: leave them out, or give each"
+            " a unit of its own"
         )
     if column.dtype == object and len({type(x) for x in column.tolist()}) > 1:
         raise ValueError("the ids of units are of mixed types; make them all integers or all texts")

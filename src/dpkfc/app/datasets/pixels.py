@@ -128,11 +128,9 @@ class Pixels(Splits):
                 )
             if len(images) == 0:
                 raise DatasetError(f"{where}: no examples; replace the files")
-            least, most = int(labels.min()), int(labels.max())
-            if least < 0 or most >= num_classes:
+            if labels.min() < 0 or labels.max() >= num_classes:
                 raise DatasetError(
-                    f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
-                    "replace the label file"
+                    f"{where}: labels are not all 0 to {num_classes - 1}; replace the label file"
                 )
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:

@@ -41,12 +41,11 @@ class Texts(Splits):
             DatasetError: a label outside, with the name of the split.
         """
         for part, (_, labels) in (("training", self.train), ("test", self.test)):
-            for label in labels:
-                if not 0 <= label < num_classes:
-                    raise DatasetError(
-                        f"{name}, {part} split from {self.source}: a label is {label!s:.40}, "
-                        f"expected 0 to {num_classes - 1}; replace the file"
-                    )
+            if not all(0 <= label < num_classes for label in labels):
+                raise DatasetError(
+                    f"{name}, {part} split from {self.source}: labels are not all 0 to"
+                    f" {num_classes - 1}; replace the file"
+                )
         return self
 
     def tensors(self, tokenise: Tokenise) -> ExampleSet:

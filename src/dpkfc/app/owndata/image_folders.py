@@ -57,8 +57,8 @@ def folder_classes(folder: Path, left_out: Sequence[str] = ()) -> tuple[str, ...
     stems = {re.sub(r"\d+", "", name) for name in names}
     if len(stems) == 1 and _words(*stems) & _PARTS:
         raise DatasetError(
-            f"{folder}: {shorten(names, 60)} look like parts or persons, not classes; give"
-            " --label-file, or list classes in a schema"
+            f"{folder}: its folders look like parts or persons, not classes; give --label-file, or"
+            " list classes in a schema"
         )
     forms: dict[str, str] = {}
     for name in names:

@@ -116,15 +116,14 @@ def _call(name: str, function: Callable[[], object]) -> object:
 
 
 def _one_line(target: str, error: Exception) -> str:
-    """Return an error of the user's code in one line, with the place in the last of its frames."""
+    """Return the type of an error and its place in the user's code: its text may show a record."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     place = ""
     if frame is not None:
         place = f" (line {frame.tb_lineno} of {Path(frame.tb_frame.f_code.co_filename).name[-40:]})"
-    text = " ".join(str(error).split())[:80]
-    return f"{target} raised {type(error).__name__}: {text}{place}"
+    return f"{target} raised {type(error).__name__}{place}; DPKFC_DEBUG=1 shows more"
 
 
 @cache
