@@ -833,9 +833,14 @@ class MaterializedGradients(_Block):
 # Convolutions in the normal form: patches are rows of `a`, output positions are the shared axis.
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
-# Then a copy of the patches beats the convolution, which is compiled for each number of examples.
+# Then a product with a copy of the patches beats the convolution: a row of at most so many columns,
+# or at most so many positions and more than so many entries of a gradient.
 _FEW_COLUMNS = 33
 _FEW_POSITIONS = 64
+_MANY_ENTRIES = 1 << 15
+# A processor compiles a convolution for each number of examples, which sampling changes in every
+# step: this many at once, and the rest.
+_EXAMPLES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -965,9 +970,9 @@ class ConvBlock(_Block):
         return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
-        """Return materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution.
+        """Return materialised gradients `[N * groups, d_out, d_in]` by grouped convolutions.
 
-        Examples are its groups and views its batch. Where a gradient is smaller than what it is
+        Examples are their groups and views their batch. Where a gradient is smaller than what it is
         made of, each view has its own gradient and these are added, so that nothing is copied.
         """
         n = self.batch_size
@@ -976,18 +981,22 @@ class ConvBlock(_Block):
             each = replace(self, views=1).per_example()
             views = MaterializedGradients(each, self.groups)
             return views.merge_rows(n, self.views).gradients
-        if not self.weight or self.d_in <= _FEW_COLUMNS or self.positions <= _FEW_POSITIONS:
+        is_short = self.positions <= _FEW_POSITIONS and self.d_in * self.d_out > _MANY_ENTRIES
+        if not self.weight or self.d_in <= _FEW_COLUMNS or is_short:
             return torch.bmm(self._output_rows().mT, self._input_rows())
-        x = self._examples_as_channels(self.x)
-        b = self._examples_as_channels(self.b)
-        gradients = self._weight_gradient(x, b, n)
-        by_group = gradients.unflatten(0, (n * self.groups, self.d_out)).flatten(2)
-        if not self.bias:
-            return by_group
-        by_view = self.b.flatten(2).sum(-1)
-        of_bias = by_view.unflatten(0, (n, self.views)).sum(1)
-        column = of_bias.view(*by_group.shape[:2], 1)
-        return torch.cat([by_group, column], -1)
+        width = self.d_in - self.bias
+        gradients = self.b.new_empty(n, self.groups, self.d_out, self.d_in)
+        for rows in chunks(n, 1, _EXAMPLES_AT_ONCE if self.b.is_cpu else n):
+            part = self.select(rows)
+            x = part._examples_as_channels(part.x)
+            b = part._examples_as_channels(part.b)
+            into = gradients[rows, ..., :width]
+            into.copy_(self._weight_gradient(x, b, part.batch_size).reshape(into.shape))
+        if self.bias:
+            by_view = self.b.flatten(2).sum(-1)
+            of_bias = by_view.unflatten(0, (n, self.views)).sum(1)
+            gradients[..., width] = of_bias.view(n, self.groups, self.d_out)
+        return gradients.flatten(0, 1)
 
     def _examples_as_channels(self, x: Tensor) -> Tensor:
         """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
