@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.integrations.opacus_cases import (
     B,
@@ -68,6 +68,30 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of):
         assert empty["meta"]["name"] == []
         assert empty["meta"]["weight"].shape == (0,)
         assert [x.shape[1:] for x in empty["y"]] == [x.shape[1:] for x in full["y"]]
+
+
+def test_rows_of_tensors_come_as_the_loader_of_torch_stacks_them():
+    class Own(TensorDataset):
+        """Read row by row, as any class but torch's own."""
+
+    x = torch.randn(N, 6)
+    found = []
+    for kind in (TensorDataset, Own):
+        dataset = kind(x, torch.arange(N), torch.arange(N).bool())
+        loader = DataLoader(dataset, batch_size=1)
+        _, model, optimizer, batches = private(mlp().float(), data_loader=loader)
+        found.append([])
+        for batch in batches:
+            found[-1].append(batch)
+            if len(batch[0]):
+                model(batch[0]).mean().backward()
+            optimizer.step()
+    sizes = {len(batch[0]) for batch in found[0]}
+    assert 0 in sizes and max(sizes) > 1
+    for one, other in zip(*found, strict=True):
+        assert type(one) is type(other) is list
+        assert [y.dtype for y in one] == [y.dtype for y in other]
+        assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("container", [list, tuple])

@@ -26,6 +26,8 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
+    default_collate,
 )
 
 from dpkfc._checks import check_integer
@@ -162,7 +164,9 @@ class PrivateLoader(DataLoader[Any]):
         self.logical.pending = self.step.pending
         if not self._is_repeatable:
             self.generator.manual_seed(fresh_seed())
-        for yielded, batch in enumerate(self._fetch(super().__iter__())):
+        columns = _find_columns(self.source)
+        batches = super().__iter__() if columns is None else self._index(columns)
+        for yielded, batch in enumerate(self._fetch(batches)):
             if self.step.should_end(yielded):
                 break
             self.step.register_batch(self.physical.announced.popleft(), token, batch)
@@ -183,6 +187,12 @@ class PrivateLoader(DataLoader[Any]):
                 return
             yield batch
 
+    def _index(self, columns: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
+        """Yield the batches that torch's loader would make of tensors row by row."""
+        for indices in self.physical:
+            rows = torch.tensor(indices, dtype=torch.long)
+            yield [x[rows] for x in columns]
+
     @property
     def sample_rate(self) -> float:
         """Return q, the expected share of the examples in a batch."""
@@ -192,6 +202,16 @@ class PrivateLoader(DataLoader[Any]):
     def cut(self, bound: int) -> PrivateLoader:
         """Return the same loader with physical batches of at most `bound` examples."""
         return PrivateLoader(self.source, self.logical, self.step, bound)
+
+
+def _find_columns(source: DataLoader[Any]) -> tuple[Tensor, ...] | None:
+    """Return tensors whose rows are stacked as they are, in this process; None without any."""
+    is_plain = source.collate_fn is default_collate and not source.num_workers
+    if not is_plain or source.pin_memory or type(source.dataset) is not TensorDataset:
+        return None
+    tensors: tuple[Tensor, ...] = source.dataset.tensors
+    are_dense = all(type(x) is Tensor and x.layout == torch.strided for x in tensors)
+    return tensors if are_dense else None
 
 
 def find_source(loader: Any) -> Any:

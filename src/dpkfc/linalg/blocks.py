@@ -839,8 +839,8 @@ _FEW_COLUMNS = 33
 _FEW_POSITIONS = 64
 _MANY_ENTRIES = 1 << 15
 # A processor compiles a convolution for each number of examples, which sampling changes in every
-# step: this many at once, and the rest.
-_EXAMPLES_AT_ONCE = 64
+# step. Nearly equal parts of at most this many come in few sizes.
+_EXAMPLES_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -986,7 +986,8 @@ class ConvBlock(_Block):
             return torch.bmm(self._output_rows().mT, self._input_rows())
         width = self.d_in - self.bias
         gradients = self.b.new_empty(n, self.groups, self.d_out, self.d_in)
-        for rows in chunks(n, 1, _EXAMPLES_AT_ONCE if self.b.is_cpu else n):
+        parts = -(-n // _EXAMPLES_AT_ONCE) if self.b.is_cpu else 1
+        for rows in chunks(n, parts, n + parts - 1):
             part = self.select(rows)
             x = part._examples_as_channels(part.x)
             b = part._examples_as_channels(part.b)
