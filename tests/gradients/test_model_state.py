@@ -372,6 +372,37 @@ def test_caches_that_depend_on_no_example_are_built_once(caplog):
     assert "put back" not in caplog.text
 
 
+class Hooked(nn.Module):
+    """Registers a hook in its first pass and says so, as transformers do for hidden states."""
+
+    def __init__(self, early):
+        super().__init__()
+        self.inner, self.is_hooked = nn.Linear(4, 4), False
+        if early:
+            self.add_hook()
+
+    def add_hook(self):
+        self.inner.register_forward_hook(lambda _, __, output: -output)
+        self.is_hooked = True
+
+    def forward(self, x):
+        if not self.is_hooked:
+            self.add_hook()
+        return self.inner(x)
+
+
+def test_a_hook_of_the_first_pass_is_there_in_every_pass():
+    trained = []
+    for early in (False, True):
+        torch.manual_seed(0)
+        with session(Hooked(early)) as s:
+            train(s)
+            module = s.model[0]
+            assert module.is_hooked == bool(module.inner._forward_hooks) == early
+            trained.append(module.inner.weight)
+    assert torch.equal(*trained)
+
+
 class Shown(nn.Module):
     """Leaves its attention and an additional loss for whoever wants to look."""
 

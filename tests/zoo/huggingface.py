@@ -456,6 +456,35 @@ add(
 )
 
 
+def loss_of_segments(model, batch):
+    """Cross-entropy of the label at every place of a segmentation."""
+    logits = model(pixel_values=batch["pixel_values"]).logits
+    labels = batch["labels"][:, None, None].expand(-1, *logits.shape[2:])
+    return F.cross_entropy(logits, labels, reduction="none").flatten(1).mean(1)
+
+
+# Its head reads hidden states, which transformers collects by hooks of the first pass.
+add(
+    "segformer",
+    "SegformerForSemanticSegmentation",
+    "SegformerConfig",
+    {
+        "num_encoder_blocks": 2,
+        "depths": [1, 1],
+        "sr_ratios": [2, 1],
+        "hidden_sizes": [4, 8],
+        "patch_sizes": [3, 3],
+        "strides": [2, 2],
+        "num_attention_heads": [1, 2],
+        "mlp_ratios": [1, 1],
+        "decoder_hidden_size": 6,
+        "num_labels": 3,
+    },
+    lambda n: pictures(n, 16),
+    loss_of_segments,
+)
+
+
 def loss_of_queries(model, batch):
     """Cross-entropy of the label under every learnt query of a detector, and the size of its
     boxes.

@@ -405,6 +405,15 @@ class Replica:
                     changed.setdefault(module, set()).add(name)
         return changed
 
+    def has_new_parts(self) -> bool:
+        """Return whether a module has got or lost hooks or modules below it."""
+        return any(
+            list(own[name]) != list(before[name])
+            for before, own in self.modules.values()
+            for name in before.keys() & _INTERNAL
+            if name == "_modules" or name.endswith("_hooks")
+        )
+
     def agrees(self, others: Sequence[Replica], module: nn.Module, name: str) -> bool:
         """Return whether an attribute has ended with the same value in closed replicas."""
         value = self.modules[module][1].get(name, NOTHING)

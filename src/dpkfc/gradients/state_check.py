@@ -233,6 +233,8 @@ def check_memory(
 def _find_dependent(check: PublicCheck, runs: Sequence[Replica], again: Replica) -> _Names:
     """Return attributes whose values depended on the input. Record the others in the check."""
     first = runs[0]
+    # A flag that says that they were registered may not outlive them.
+    has_new_parts = any(run.has_new_parts() for run in runs)
     changed: _Names = {}
     for run in runs:
         for module, names in run.changed_attributes().items():
@@ -244,7 +246,7 @@ def _find_dependent(check: PublicCheck, runs: Sequence[Replica], again: Replica)
         if found:
             dependent[module] = found
         elif all(first.agrees([again], module, name) for name in names):
-            if any(map(_is_computed, own.values())):
+            if has_new_parts or any(map(_is_computed, own.values())):
                 check.harmless[module] = names
             else:
                 check.caches[module] = own
