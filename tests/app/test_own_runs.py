@@ -496,6 +496,15 @@ def test_choices_that_do_not_go_together(tmp_path, monkeypatch, words, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_without_epsilon_says_which_it_takes():
+    command = ["train", "--recipe", "digits", "--steps", "1", "--dry-run"]
+    first = "ε = 3 at δ = 1e-05 (the recipe's; give --epsilon: the smaller, the more private)"
+    code, text = call_flat(*command)
+    assert code == 0 and text.index(first) < text.index("noise multiplier")
+    code, text = call_flat(*command, "--epsilon", "3")
+    assert code == 0 and "the recipe's" not in text
+
+
 def test_train_says_its_method_and_why(tmp_path):
     path, schema = write_patients(tmp_path)
     budget = tmp_path / "budget.toml"

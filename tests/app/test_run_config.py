@@ -20,7 +20,7 @@ from dpkfc.app.plan_settings import make_privacy_config
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.run_config import SECTION_OF, SECTIONS, SETTINGS, RunConfig, make_config
-from dpkfc.app.settings_file import flatten, known_settings, read_choices, to_toml
+from dpkfc.app.settings_file import flatten, known_settings, read_choices, read_config, to_toml
 from dpkfc.app.toml import ConfigError, read_toml, tomllib
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import likelihood
@@ -187,7 +187,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content, what):
         ({"epsilon": math.inf}, "epsilon must be finite"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0"),
         ({"expected_batch_size": -1}, "expected_batch_size must be at least 0"),
-        ({"preconditioner": "kfac", "max_grad_norm": 0.0}, "max_grad_norm = 0 is for"),
+        ({"preconditioner": "kfac", "max_grad_norm": 0.0}, "max_grad_norm = auto .or 0. is for"),
         ({"method": "dp-kfac"}, "unknown method 'dp-kfac'; did you mean 'dp-kfc'"),
         ({"sampler": "poison"}, "did you mean 'poisson'"),
         ({"exponent": 0.7}, "exponent must be at most 0.5"),
@@ -355,3 +355,24 @@ def test_the_rule_of_a_clip_norm_is_for_whitened_rows():
     with pytest.raises(ConfigError, match="'digits' needs C: give one above 0") as error:
         prepare(config)
     assert len(str(error.value)) <= 160
+
+
+def test_auto_may_be_written_where_a_number_stands_for_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('recipe = "digits"\nmethod = "dp-adambc"\nadam_bc_floor = "auto"\n', "utf-8")
+    written = read_choices(path, {"max_physical_batch_size": "auto"})
+    numbers = read_choices(path, {"max_physical_batch_size": -1, "adam_bc_floor": 0.0})
+    assert run_config(written) == run_config(numbers)
+    clip = {"method": "dp-moments", "preconditioner": "moments", "max_grad_norm": "auto"}
+    assert make_config(**clip).privacy.max_grad_norm == 0
+
+
+def test_a_clip_or_noise_of_0_is_refused_as_a_flag_and_read_in_the_file_of_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="--max-grad-norm 0 would leave nothing.*or auto"):
+        read_choices(None, {"max_grad_norm": 0.0})
+    with pytest.raises(ConfigError, match="--noise-multiplier 0 would add no noise; leave it out"):
+        read_choices(None, {"noise_multiplier": 0.0})
+    path = tmp_path / "config.toml"
+    config = make_config(method="dp-moments", preconditioner="moments", max_grad_norm="auto")
+    path.write_text(to_toml(config), "utf-8")
+    assert read_config(path) == config

@@ -150,7 +150,8 @@ def _longest(settings: Settings) -> float:
 
 
 def _number(settings: Settings, name: str) -> float:
-    return float(settings.get(name, SETTINGS[name].default))
+    value = settings.get(name, SETTINGS[name].default)
+    return float(SETTINGS[name].metadata["words"].get(value, value))
 
 
 def _positive(rate: float) -> float:

@@ -145,7 +145,7 @@ def _head_inputs(config: RunConfig, recipe: Recipe, model: nn.Module) -> int:
             return 1
         if not recipe.is_whitened:
             raise ConfigError(
-                "max_grad_norm = 0 is for texts by an encoder, or preconditioner = 'moments';"
+                "max_grad_norm = auto is for texts by an encoder, or preconditioner = 'moments';"
                 f" {recipe.title[:40]!r} needs C: give one above 0"
             )
     try:

@@ -72,8 +72,8 @@ class RunConfig:
         rule_of_clip = ("moments", "none")
         if not privacy.max_grad_norm and self.preconditioner.preconditioner not in rule_of_clip:
             raise ConfigError(
-                "max_grad_norm = 0 is for preconditioner = 'moments', whose inputs have a known"
-                " length; give C"
+                "max_grad_norm = auto (or 0) is for preconditioner = 'moments', whose inputs have a"
+                " known length; give C"
             )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:

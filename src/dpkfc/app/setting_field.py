@@ -37,7 +37,7 @@ def declare(
             "not given".
         key: name of the field, where it is another one.
         choices: allowed texts.
-        words: words of the library that numbers stand for here.
+        words: words that may be given for numbers, as the library takes some of them.
         bounds: least, above, most or below: what a number must keep.
     """
     metadata = {
@@ -80,6 +80,8 @@ def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
         ConfigError: naming the setting, the value and what is expected.
     """
     name, kind = setting.name, str(setting.type)
+    if isinstance(value, str):
+        value = setting.metadata["words"].get(value, value)
     if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
     if isinstance(value, int) and value.bit_length() > 63:

@@ -185,8 +185,9 @@ class PrivacySettings(Section):
     )
     max_grad_norm: float = _privacy(
         1.0,
-        "C, in the preconditioned space; 0: as examples, features and ε say (dp-moments)",
+        "C, in the preconditioned space; auto, stored as 0: as examples, features and ε say",
         least=0,
+        words={"auto": 0.0},
     )
     clipping: str = _privacy("flat", "how examples are bounded", choices=CLIPPINGS)
     automatic_gamma: float = _privacy(0.01, above=0)
@@ -229,7 +230,7 @@ class PrivacySettings(Section):
     )
     max_physical_batch_size: int = _privacy(
         0,
-        "rows in memory at once; 0: all; -1: as many as fit",
+        "rows in memory at once; 0: all; auto, stored as -1: as many as fit",
         least=-1,
         words={"auto": -1},
     )
@@ -350,7 +351,7 @@ class PostprocessSettings(Section):
     )
     adam_bc_floor: float = declare(
         0.0,
-        "γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says",
+        "γ' of DP-AdamBC, on v; auto, stored as 0: as adam_bc_resolution says",
         owners="AdamBC",
         key="floor",
         least=0,

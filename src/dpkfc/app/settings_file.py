@@ -75,7 +75,7 @@ def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
 
     Raises:
         ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is,
-            or how long the run is.
+            or how long the run is; a clip to nothing, or no noise.
     """
     settings = {} if file is None else flatten(read_toml(file), str(file))
     # The file of a run holds every setting, also those without effect.
@@ -86,6 +86,16 @@ def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
                 f"{where}epochs = {given['epochs']} and steps = {given['steps']} both say how long"
                 " the run is; leave one out"
             )
+    if flags.get("max_grad_norm") == 0:
+        raise ConfigError(
+            "--max-grad-norm 0 would leave nothing of a gradient; give a bound above 0, or auto for"
+            " the rule of dp-moments and of texts by an encoder"
+        )
+    if flags.get("noise_multiplier") == 0:
+        raise ConfigError(
+            "--noise-multiplier 0 would add no noise; leave it out for the least noise that keeps"
+            " --epsilon"
+        )
     if "epochs" in flags:
         settings.pop("steps", None)
     if "epsilon" in flags:
