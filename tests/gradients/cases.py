@@ -134,6 +134,7 @@ def _ids(t: int, v: int) -> Callable[[int], Tensor]:
 CASES = [
     Case("linear", lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), _x(5)),
     Case("linear on sequences", lambda: _mean(nn.Linear(5, 7), nn.Tanh()), _x(4, 5)),
+    Case("linear with in-place ReLU", lambda: _mean(nn.Linear(5, 7), nn.ReLU(True)), _x(4, 5)),
     Case("linear on long sequences", lambda: _mean(nn.Linear(2, 3), nn.Tanh()), _x(40, 2)),
     Case("conv1d", lambda: _mean(nn.Conv1d(3, 5, 3, stride=2, padding=1), nn.Tanh()), _x(3, 11)),
     Case(

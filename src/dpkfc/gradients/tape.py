@@ -280,7 +280,8 @@ class Tape:
             return None
         call = self._calls.pop()[1]
         outputs = tensors_of(output)
-        self._end_call(call, outputs)
+        bases = [_whole_base(x, module) for x in outputs]
+        self._end_call(call, [*outputs, *filter(self.tracker.axis, bases)])
         if output is None:
             return None
         if call.paused:
@@ -632,19 +633,24 @@ def _view_of_output(x: Tensor) -> Tensor:
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
-    """Return where the gradients of an output arrive, None without a gradient.
-
-    A linear layer on sequences returns a view of its product. Where that view is changed in place
-    later (`ReLU(inplace=True)`), it gets no gradient of its own, but the product does.
-    """
+    """Return where the gradients of an output arrive, None without a gradient."""
     if not is_differentiable(x):
         return None
+    base = _whole_base(x, module)
+    return get_gradient_edge(x if base is None else base)
+
+
+def _whole_base(x: Tensor, module: nn.Module) -> Tensor | None:
+    """Return the product that an output of a linear layer on sequences is a view of, else None.
+
+    Where that view is changed in place later (`ReLU(inplace=True)`), it gets no gradient of its
+    own, but the product does.
+    """
     base = x._base
-    if isinstance(module, nn.Linear) and base is not None and base.grad_fn is not None:
-        is_whole = base.numel() == x.numel()
-        if is_whole and base.is_contiguous() and x.is_contiguous():
-            return get_gradient_edge(base)
-    return get_gradient_edge(x)
+    if not isinstance(module, nn.Linear) or base is None or base.grad_fn is None:
+        return None
+    is_whole = base.numel() == x.numel() and base.is_contiguous() and x.is_contiguous()
+    return base if is_whole else None
 
 
 def _has_recurrent_batch(tracker: Tracker, module: nn.Module, call: _OpenCall) -> bool:
