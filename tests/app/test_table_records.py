@@ -18,9 +18,12 @@ import torch
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.csv_lines import split_line
+from dpkfc.app.owndata.decoding import list_texts
 from dpkfc.app.owndata.files import encode_table, encode_texts
 from dpkfc.app.owndata.schema import Schema, TextForm, check_schema
 from dpkfc.app.owndata.stored import stored_texts
+from dpkfc.app.owndata.tables import read_table
+from dpkfc.app.toml import ConfigError
 
 SCHEMA = check_schema(
     Schema(
@@ -379,3 +382,20 @@ def test_nested_keys_and_decimal_signs_of_stored_numbers(tmp_path):
         pa.parquet.write_table(pa.table({"a": values, "y": values}), tmp_path / "t.parquet")
         records = encode_table(tmp_path / "t.parquet", schema)
         assert records.inputs.tolist() == [[0, 0], [1, 0]] and records.labels.tolist() == [0, 1]
+
+
+def test_a_table_that_r_wrote_with_names_of_rows_is_never_read_a_column_off(tmp_path):
+    path = tmp_path / "r.csv"
+    # write.table(d, "r.csv", sep = ",", na = "")
+    path.write_text('"age","ward","y"\n"1",30,"a",1\n"2",40,"b",\n"3",,"a",0\n', "utf-8")
+    schema = Schema(target="y", classes=("0", "1"), row_names=True)
+    read = read_table(path, ["age", "y"], schema).columns
+    assert list_texts(read["age"].texts) == ["30", "40", ""]
+    assert list_texts(read["y"].texts) == ["1", "", "0"]
+    unstated = read_table(path, ["age", "y"], replace(schema, row_names=False))
+    assert unstated.unreadable == 3 and list_texts(unstated.columns["age"].texts) == [None] * 3
+    # Elsewhere an empty cell more is the end of a row.
+    path.write_text('age,ward,y\n30,"a",1,\n40,b,,\n', "utf-8")
+    assert read_table(path, ["age"], replace(schema, row_names=False)).unreadable == 0
+    with pytest.raises(ConfigError, match="row_names is for a header"):
+        check_schema(replace(schema, header=False, names=("age", "y")), "s.toml")

@@ -81,6 +81,12 @@ class Splitter:
         for place in range(len(self.heading.names), cells):
             # Values behind the last column.
             has_form &= pa_compute.equal(table.column(str(place)), "").to_numpy()
+        if self.heading.is_quoted:
+            # R writes the name of a row into a column that the header lacks.
+            is_longer = np.full(len(lines.is_record), cells > len(self.heading.names))
+            for number, row in rows.items():
+                is_longer[number] = row is not None and len(row) > len(self.heading.names)
+            has_form &= ~(is_longer & lines.begins_with_quote)[records]
         columns = {}
         for name in self.names:
             place = self.heading.names.index(name)
@@ -201,6 +207,12 @@ class _Lines:
         """Numbers of the lines with a quote."""
         numbers: list[int] = np.unique(self._lines_of_quotes).tolist()
         return numbers
+
+    @property
+    def begins_with_quote(self) -> np.ndarray:
+        """Whether a quote begins each line `[lines]`."""
+        is_quote: np.ndarray = self._bytes_at(self._starts) == ord('"')
+        return is_quote
 
     def text(self, number: int) -> str:
         """Return a line; bytes that are not UTF-8 are lone surrogates."""
