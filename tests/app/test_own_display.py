@@ -124,5 +124,7 @@ def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path):
     assert figures["rows whose file is named by", "image"] == 1.0
     text = print_to_text(figures=figures)
     assert "no such file: files 100.0%" in text and "set file under [images]" in text
+    text = print_to_text(figures={**figures, ("without a known target", "records"): 1.0})
+    assert "without a known target or a readable file: records 100.0%" in text
     schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(file="image"))
     assert encode_folder(folder, schema, table).is_known.all()

@@ -90,6 +90,10 @@ def test_a_table_of_labels_and_patients(tmp_path):
     lines = [f"{name},{name.parts[0]},p{row // 3}" for row, name in enumerate(names)]
     table.write_text("file,animal,patient\n" + "\n".join(lines) + "\n", "utf-8")
     text = empty_schema(folder, "animal", label_file=table)
+    assert "encoding" not in text
+    latin = tmp_path / "latin.csv"
+    latin.write_text("file;Größe;animal\na;3;cat\n", "cp1252")
+    assert 'encoding = "cp1252"' in empty_schema(folder, "animal", label_file=latin)
     text = text.replace("classes = []", 'classes = ["cat", "dog"]').replace("# unit", "unit")
     text = text.replace("size = 32", "size = 8")
     schema = tmp_path / "pets.toml"

@@ -128,7 +128,7 @@ def test_a_validation_split_is_judged_and_marked(tmp_path):
     assert "accuracy" not in text
     card = read_card(tmp_path / "run")
     assert card["assumed_public"]["data set"]["value"] == "costs.csv"
-    assert any("this card: results" in name for name in card["not_private"])
+    assert "this card: results; all of scores.json" in card["not_private"]
 
 
 @pytest.mark.parametrize("method", ["dp-kfc", "dp-adam"])

@@ -518,6 +518,8 @@ def test_train_says_its_method_and_why(tmp_path):
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     code, text = call_flat(*command)
     assert code == 0 and "method: dp-moments (the default: the best of" in text
+    card = (tmp_path / "r" / "privacy_card.md").read_text("utf-8")
+    assert "| uses private data | only by a release that ε covers |" in card
     assert text.index("example of the schema") < text.index("PRIVATE, for you alone")
     assert re.search(r"PRIVATE.*│ age +(│ 0.5% +){3}│ – +│", text, re.DOTALL)
 

@@ -178,6 +178,7 @@ def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path):
     text = empty_schema(path, "outcome", "", None)
     only_header = write_rows(tmp_path / "header.csv", [])
     assert text == empty_schema(only_header, "outcome", "", None)
+    assert 'of a date, with format = "%d.%m.%Y"' in text
     assert 'kind = "ignore"' in text and "[columns.outcome]" not in text
     unfilled = tmp_path / "unfilled.toml"
     unfilled.write_text(text, "utf-8")
@@ -234,6 +235,7 @@ def test_the_probe_looks_like_the_schema(tmp_path):
     [
         ('kind = "ignore"', 'kind = "number"\nbounds = [0, 9]', "looks like an identifier"),
         ("bounds = [20, 80]", "", "column 'age' needs bounds"),
+        ('kind = "flag"', 'kind = "date"\nbounds = ["1.2.2024"]', "or by format = '%d.%m.%Y'"),
         ("bounds = [20, 80]", "bounds = [80, 20]", "column 'age' needs bounds"),
         ("bounds = [20, 80]", 'bounds = ["a", 2]', "column 'age' needs bounds"),
         ("bounds = [20, 80]", "bounds = [[1], 2]", "bounds must be a list of numbers, or of dates"),

@@ -36,7 +36,9 @@ def test_a_card_verifies_where_an_evaluation_is_the_last_release(tmp_path):
             if batch.step % 2:
                 stop.loss(session, wrong_answers)
         session.write_card(tmp_path, **TEXTS)
-    assert verify_ledger(tmp_path / "ledger.jsonl")["releases"] == 6
+    facts = verify_ledger(tmp_path / "ledger.jsonl")
+    assert facts["releases"] == 6 and facts["planned releases"] == "6"
+    assert facts["of them beside the steps"] == "2 for evaluation"
     card = tmp_path / "privacy_card.json"
     text = card.read_text("utf-8")
     card.write_text(text.replace('"planned_releases": 6', '"planned_releases": 5'), "utf-8")

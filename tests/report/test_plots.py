@@ -181,7 +181,13 @@ def test_names_amounts_and_dates_of_columns_can_be_read():
     assert any(name.startswith("time_since_last_payment") for name in panels)
     shown = [label.get_text() for label in income.get_xticklabels()]
     assert shown == ["1", "46.4", "2150", "100000"]
-    assert opened.get_xticklabels()[0].get_text() == "2024-01-01 08:00"
+    assert opened.get_xticklabels()[0].get_text() == "2024-01-01"
+
+
+def test_an_axis_of_one_day_is_marked_by_hours():
+    came = _effect("came", [datetime(2024, 1, 1, hour) for hour in (8, 12)], ["odds"])
+    figure = effects([came])
+    assert figure.axes[0].get_xticklabels()[0].get_text() == "2024-01-01 08:00"
 
 
 def test_an_axis_of_steps_is_marked_at_whole_steps():

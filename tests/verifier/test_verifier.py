@@ -1,6 +1,7 @@
 """`dpkfc-verify` finds what does not belong together, without torch and dp-accounting."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,13 @@ def test_a_folder_whose_files_belong_together_holds(good, name):
     report = verify_run(good[name])
     assert report.verdict == HOLDS and not report.reason, report.findings
     assert FAILS not in [finding["verdict"] for finding in report.findings]
+
+
+def test_attack_rates_are_rounded_up_as_on_the_page(good):
+    (rates,) = [f for f in verify_run(good["certified"]).findings if f["check"] == "attack rates"]
+    page = (good["certified"] / "privacy_card.md").read_text("utf-8")
+    for share in re.findall(r"[\d.]+ %", rates["text"]):
+        assert f"**{share}**" in page
 
 
 @pytest.mark.parametrize("name", FORGED)

@@ -133,7 +133,8 @@ def check_rates(card: Document, ledger: Ledger) -> str:
         if not meaning[name] >= bound - _AGREEMENT:
             text = f"the card states {meaning[name]:.2%} {name.replace('_', ' ')}"
             raise Mismatch(f"{text}, and the releases allow {bound:.2%}")
-    return f"{right:.1%} right at even odds, {found:.1%} found; ε of groups is not recomputed"
+    shares = round_up(100 * right, 1), round_up(100 * found, 1)
+    return "{} % right at even odds, {} % found; ε of groups is not recomputed".format(*shares)
 
 
 def check_page(card: Document, folder: Path) -> str:

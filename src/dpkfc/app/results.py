@@ -307,8 +307,7 @@ def _list_unprotected(prepared: Prepared) -> dict[str, str]:
     if prepared.counts is not None:
         # Released with noise.
         return {name: why for name, why in figures.items() if not name.endswith(_RELEASED)}
-    results = "this card: results; scores.json: accuracy"
-    return {**figures, results: columns["accuracy"]}
+    return {**figures, "this card: results; all of scores.json": columns["accuracy"]}
 
 
 _RELEASED = (": accuracy", ": loss")

@@ -289,15 +289,21 @@ def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         return
     marks = np.linspace(0, len(places) - 1, 4).round().astype(int) if item.is_curve else places
-    names = [_name_value(item.values[mark]) for mark in marks]
+    shown = 10 if _is_of_days(item.values) else 16
+    names = [_name_value(item.values[mark], shown) for mark in marks]
     axes.set_xticks(marks, names, rotation=40, ha="right", fontsize=7)
 
 
-def _name_value(value: Any) -> str:
-    """Return a number of three digits, a date with hours and minutes, or a name of a category."""
+def _name_value(value: Any, shown: int) -> str:
+    """Return a number of three digits, so many signs of a date, or a name of a category."""
     if isinstance(value, float):
         return f"{float(f'{value:.3g}'):g}"
-    return str(value)[:16] if isinstance(value, datetime) else plain(value, 16)
+    return str(value)[:shown] if isinstance(value, datetime) else plain(value, 16)
+
+
+def _is_of_days(values: Sequence[Any]) -> bool:
+    """Return whether values are dates over so long a time that hours say nothing."""
+    return isinstance(values[0], datetime) and (values[-1] - values[0]).days >= len(values)
 
 
 def _is_linear(values: Sequence[Any]) -> bool:

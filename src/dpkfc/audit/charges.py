@@ -163,7 +163,7 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
         measured=", ".join(f"{name} {epsilon:.4g}" for name, epsilon in known.items()),
         bound="agree within what is known of them",
         passed=True,
-        detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
+        detail=f"ε of all planned releases at δ = {plan.delta:g}",
     )
     reported = plan.epsilon()
     least = min(known.values())

@@ -247,9 +247,10 @@ def _describe_chain(ledger: Verified) -> dict[str, Any]:
     for key, name in _STATED.items():
         if header.get(key) is not None:
             facts[name] = str(header[key])
-    planned = [f"{count} for {purpose}" for purpose, count in ledger.planned_extra.items()]
-    if planned:
-        facts["planned beside the steps"] = ", ".join(planned)
+    if planned := ledger.planned_extra:
+        facts[_STATED["steps"]] = str(header["steps"] + sum(planned.values()))
+        kinds = (f"{count} for {purpose}" for purpose, count in planned.items())
+        facts["of them beside the steps"] = ", ".join(kinds)
     return facts
 
 

@@ -92,9 +92,10 @@ class Column:
         self._check_form(start)
         wanted_bounds = self.kind_value.wanted_bounds
         if wanted_bounds and not (may_be_open and self.is_open) and not self.limits:
-            own_format = f" or {self.format!r:.20}" if self.format else ""
+            form = self.format or "%d.%m.%Y"
+            in_format = f" or by format = {form!r:.20}" if self.kind == "date" else ""
             raise ConfigError(
-                f"{start} needs bounds = {wanted_bounds}{own_format}, known without the data; got"
+                f"{start} needs bounds = {wanted_bounds}{in_format}, known without the data; got"
                 f" {list(self.bounds)!s:.50}"
             )
         if self.kind == "category" and not self.categories and self.buckets < 1:

@@ -37,7 +37,7 @@ def describe_columns(schema: Schema, form: str) -> tuple[ColumnRow, ...]:
     if form == "own-images":
         image = schema.images
         size = f"{image.size} × {image.size} × {image.channels}"
-        rows.append(("image", "image", f"{size}, white {image.white}", "a PNG file"))
+        rows.append(("image", "image", f"{size}, white {image.white} of 16 bits", "a PNG file"))
     elif form == "own-text":
         text = schema.text
         size = f"{text.length} tokens" if text.encoder == "sentences" else f"{text.buckets} buckets"
@@ -148,9 +148,10 @@ def print_shares(console: Console, figures: Figures) -> None:
             columns.setdefault(name, {})[what] = share
         else:
             is_none = what == _WITHOUT_TARGET and not share
-            lines.append(
-                f"{what}: " + (f"none of the {name}" if is_none else f"{name} {share:.1%}")
-            )
+            has_files = what == _WITHOUT_TARGET and (BROKEN, "files") in figures
+            counted = f"{what} or a readable file" if has_files else what
+            shown = f"none of the {name}" if is_none else f"{name} {share:.1%}"
+            lines.append(f"{counted}: {shown}")
     if not figures:
         return
     console.print(Text(f"{MARK}; ε does not protect these shares of the file", style="bold"))

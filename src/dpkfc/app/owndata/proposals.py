@@ -130,7 +130,8 @@ def empty_schema(  # noqa: PLR0913 - what may describe a file
     if kind == "own-images":
         first = json.dumps(header.names[0], ensure_ascii=False)
         form = f"{_image_form(data)}file = {first}  # the column that names files\n"
-        return template({}, target, header.delimiter, _IMAGE_UNIT + form)
+        sections, encoding = _IMAGE_UNIT + form, header.encoding
+        return template({}, target, header.delimiter, sections, encoding=encoding)
     return template(
         header.usable,
         target,

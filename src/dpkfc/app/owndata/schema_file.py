@@ -50,7 +50,7 @@ def _plain_table(value: Any) -> dict[str, Any]:
 # Of a column whose kind neither name nor type tell.
 _OPEN_HINT = f"""\
 kind = ""          # {" | ".join(KINDS)}
-# bounds = []      # of a number: least and greatest
+# bounds = []      # of a number: least and greatest; of a date, with format = "%d.%m.%Y"
 # categories = []  # of a category; or buckets = 32"""
 
 
