@@ -6,6 +6,7 @@
 Model, loss and loop come from Opacus' own MNIST example. Only the import of `PrivacyEngine`
 differs. Contenders take turns, one step each a round: from the loader's batch to
 the changed weights. Both engines draw Poisson batches, plain SGD takes batches of a fixed size.
+A `Session` with captured graphs, which takes another loop, shows what captures could give a script.
 Figures are medians over rounds, of processor time. Opacus comes with `pip install -e ".[opacus]"`.
 """
 
@@ -22,7 +23,7 @@ from rounds import compare_steps
 
 OUTPUT = RESULTS / "opacus_script.json"
 GOALS = {64: 0.8, 256: 0.6}
-NAMES = ("plain", "opacus", "dpkfc")
+NAMES = ("plain", "opacus", "dpkfc", "session", "captured")
 WARMUP, ROUNDS = 3, 40
 
 
@@ -50,6 +51,8 @@ def make_step(name: str, batch_size: int) -> Callable[[], None]:
     size = 40 * batch_size
     data = TensorDataset(torch.randn(size, 1, 28, 28), torch.randint(10, (size,)))
     loader: Any = DataLoader(data, batch_size=batch_size, shuffle=True)
+    if name in ("session", "captured"):
+        return _session_step(model, optimizer, data, batch_size, captures=name == "captured")
     if name != "plain":
         engine = _engine(name)
         with warnings.catch_warnings():
@@ -72,6 +75,26 @@ def make_step(name: str, batch_size: int) -> Callable[[], None]:
 
     run = steps()
     return lambda: next(run)
+
+
+def _session_step(
+    model: Any, optimizer: Any, data: Any, batch_size: int, *, captures: bool
+) -> Callable[[], None]:
+    """Return a function that makes the next step of a session."""
+    import torch.nn.functional as F
+
+    from dpkfc.config import PrivacyConfig
+    from dpkfc.session import Session
+
+    config = PrivacyConfig(expected_batch_size=batch_size, steps=10**6, max_grad_norm=1.0)
+    plan = config.with_noise(1.0, 1e-6, len(data))
+    session = Session(plan, model, optimizer, data, capture_graphs=captures)
+    batches = session.batches()
+
+    def losses(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    return lambda: session.step(next(batches), losses) and None
 
 
 def _engine(name: str) -> Any:
@@ -98,6 +121,7 @@ def measure_size(batch_size: int, rounds: int) -> dict[str, Any]:
 
     live = {name: Contender(step=make_step(name, batch_size)) for name in NAMES}
     pairs = {"opacus": ("dpkfc", "opacus"), "plain": ("dpkfc", "plain")}
+    pairs |= {"session": ("session", "opacus"), "captured": ("captured", "opacus")}
     return compare_steps(live, rounds, WARMUP, pairs)
 
 
@@ -112,11 +136,15 @@ def table(results: dict[str, Any]) -> str:
                 size,
                 *(f"{ms[name]:,.1f}" for name in NAMES),
                 judged(of_peer["ratio"], GOALS[int(size)], of_peer["quartiles"]),
-                judged(ratios["plain"]["ratio"], None, ratios["plain"]["quartiles"]),
+                *(
+                    judged(ratios[name]["ratio"], None, ratios[name]["quartiles"])
+                    for name in ("plain", "session", "captured")
+                ),
             ]
         )
     head = ["expected batch", "plain SGD, ms", "Opacus hooks, ms", "the script here, ms"]
-    return markdown([*head, "÷ Opacus (goal)", "÷ plain SGD"], rows)
+    head += ["a session, ms", "captured, ms", "÷ Opacus (goal)", "÷ plain SGD"]
+    return markdown([*head, "session ÷ Opacus", "captured ÷ Opacus"], rows)
 
 
 if __name__ == "__main__":
