@@ -9,6 +9,9 @@ from torch import nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.one_pass import batch_tracker, follow_pass
 from dpkfc.tracking.states import BatchAxis
+from tests.gradients.loop import loss_fn, record_gradients
+from tests.models import randn
+from tests.zoo.brute_force import gradients_of_each
 
 N, D = 5, 4
 
@@ -57,3 +60,42 @@ def test_a_public_state_is_proved_where_it_is_equal_for_all(kind, is_equal):
     tracker.set_state(x, BatchAxis(1))
     tape, summed = follow_pass(losses, model, find_layers(model), x, tracker)
     assert (tape.failure(summed) is None) == is_equal
+
+
+class Heads(nn.Module):
+    """A matrix for each of two heads, beside a layer, read by a function."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.layer, self.heads, self.read = nn.Linear(D, D), nn.Parameter(randn(2, D, D)), read
+
+    def forward(self, x):
+        return self.read(self.layer(x), self.heads)
+
+
+def repeat_heads(x, heads):
+    """Fold the heads into the batch, as DeBERTa does with what it makes of relative positions."""
+    return torch.bmm(x.repeat_interleave(2, 0), heads.repeat(len(x), 1, 1))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        repeat_heads,
+        lambda x, heads: torch.einsum("ntd, hde -> nhte", x, heads),
+        lambda x, heads: torch.einsum("hde,ntd->htne", heads, x).movedim(2, 0),
+        lambda x, heads: torch.einsum("ntd,hde,hef->nf", x, heads, heads),
+    ],
+)
+def test_matrices_of_heads_get_the_gradient_of_each_example_in_one_pass(read):
+    torch.manual_seed(0)
+    model, x = Heads(read).double(), randn(N, 3, D)
+
+    def losses(module, batch):
+        return loss_fn(module, batch).unflatten(0, (len(batch[0]), -1)).sum(1)
+
+    found = record_gradients(model, losses, (x,), N)
+    expected = gradients_of_each(model, [(x[i : i + 1],) for i in range(N)], losses)
+    for one, other in zip(found, expected, strict=True):
+        for name, gradient in other.items():
+            torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11)

@@ -216,6 +216,8 @@ def build_elementwise_table():
                 "polar": torch.polar,
                 "complex": torch.complex,
                 "isclose": infer(torch.isclose),
+                "rsub": torch.rsub,
+                "floor_divide": torch.floor_divide,
             },
             rows(4),
             rows(4),
@@ -565,6 +567,8 @@ def build_product_table():
         lose(
             "_cdist_forward of all pairs", lambda x: aten._cdist_forward(x, x, 2.0, None), rows(4)
         ),
+        follow("_euclidean_dist", aten._euclidean_dist, rows(2, 4), rows(5, 4)),
+        lose("_euclidean_dist of all pairs", aten._euclidean_dist, rows(4), rows(4)),
         follow("cdist", infer(torch.cdist), rows(2, 4), rows(5, 4)),
         lose("cdist of all pairs", infer(torch.cdist), rows(4), rows(4)),
         follow("bilinear", F.bilinear, rows(4), rows(5), public(2, 4, 5)),
@@ -733,6 +737,9 @@ def build_trailing_table():
         "linalg_matrix_exp": torch.linalg.matrix_exp,
         "_linalg_det": torch.linalg.det,
         "_linalg_slogdet": torch.linalg.slogdet,
+        "_linalg_solve_ex": lambda x: torch.linalg.solve(x, x + 1),
+        "linalg_solve_triangular": lambda x: torch.linalg.solve_triangular(x, x + 1, upper=True),
+        "cholesky_solve": lambda x: torch.cholesky_solve(x + 1, x),
     }
     for name, call in matrices.items():
         cases += places(name, call, (4, 4), (0,), draw=positive_matrices)

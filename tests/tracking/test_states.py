@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Normal
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpkfc.tracking import batch_rules as rule_table
@@ -27,6 +28,11 @@ def follow_rows(*shape):
     tracker, x = Tracker(shape[0]), torch.rand(*shape)
     tracker.set_state(x, BatchAxis(0))
     return tracker, x
+
+
+def lengths_of(x):
+    """Return a private one for each row of an [N, T] tensor."""
+    return (x[:, 0] < 9).long()
 
 
 def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
@@ -293,6 +299,7 @@ def test_a_write_in_inference_mode_is_a_failure():
         lambda x: (x * 9).long().unique().shape,
         lambda x: (x > 0.5).to_sparse().indices().shape,
         lambda x: pack_padded_sequence(x, 1 + (x[:, 0] * T).long(), True, False).data.shape,
+        lambda x: torch._ctc_loss(x[None], lengths_of(x)[:, None], lengths_of(x), lengths_of(x)),
         lambda x: x.grad_fn,
         lambda x: torch.arange(9)[[[(x[0, 0] * 9).long()]]],
         lambda x: torch.arange(9).__setitem__([[(x[0, 0] * 9).long()]], 1),
@@ -300,6 +307,7 @@ def test_a_write_in_inference_mode_is_a_failure():
     ],
 )
 def test_values_that_leave_torch_are_a_failure(read):
+    """What `F.ctc_loss` does not return has a shape that follows the lengths."""
     tracker, x = follow_rows(N, T)
     with follow(tracker):
         read(x)
@@ -313,6 +321,7 @@ def test_values_that_leave_torch_are_a_failure(read):
         lambda x: torch.multinomial(-x, 1),
         lambda x: torch.bernoulli(x + 2),
         lambda x: torch.bernoulli(x.sum() + 2),
+        lambda x: Normal(x, -1 - x),
         lambda x: F.binary_cross_entropy(x + 2, torch.zeros(N, T)),
         lambda x: F.one_hot((x + 7).long(), 5),
         lambda x: F.embedding((x + 7).long(), torch.zeros(5, 2)),
@@ -324,7 +333,7 @@ def test_values_that_an_operation_refuses_are_a_failure(call):
     """The program may catch the error and go on in another way, for all examples."""
     tracker, x = follow_rows(N, T)
     with follow(tracker):
-        with pytest.raises((RuntimeError, IndexError)):
+        with pytest.raises((RuntimeError, IndexError, ValueError)):
             call(x)
     assert tracker.failure is not None
 
@@ -344,6 +353,8 @@ def test_values_that_an_operation_refuses_may_be_public():
         lambda x: x.detach(),
         lambda x: x[:, torch.tensor([True, False, True, False])],
         lambda x: F.one_hot((x * 4).long(), 5),
+        lambda x: F.ctc_loss(x[None], lengths_of(x)[:, None], lengths_of(x), lengths_of(x)),
+        lambda x: Normal(x, 1 + x).log_prob(x),
         lambda x: x[torch.arange(N), [0, 1, 2]],
         lambda x: torch.zeros(N, T).nonzero().shape,
         lambda x: x.new(),

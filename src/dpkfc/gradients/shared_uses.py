@@ -12,6 +12,7 @@ computed one example at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,8 @@ _BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_a
 _SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
 # How many trailing dimensions do not broadcast.
 _TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
+_SMALL = 1 << 16  # entries of an operand of einsum that gets a row an example
+_EINSUM = re.compile("[a-zA-Z]+(,[a-zA-Z]+)*->[a-zA-Z]*")
 _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
@@ -187,6 +190,8 @@ class SharedUses:
                 return used
         if name in _TRAILING:
             args, kwargs = self._expand_rows(args, kwargs, _TRAILING[name])
+        if name == "einsum":
+            args = self._expand_einsum(*args)
         return function(*args, **kwargs)
 
     def _transpose(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -203,7 +208,7 @@ class SharedUses:
     def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
 
-        It is one where a single dimension grows from 1 to N.
+        It is one where a single dimension grows from 1 to N, or is repeated N times.
         """
         source = args[0]
         result = function(*args, **kwargs)
@@ -216,8 +221,15 @@ class SharedUses:
         grown = [dim for dim, length in enumerate(result.shape) if length != before[dim]]
         if len(grown) == 1:
             (dim,) = grown
-            if (before[dim], result.shape[dim]) == (1, self.tracker.size):
+            size = self.tracker.size
+            if (before[dim], result.shape[dim]) == (1, size):
                 self._add(source, result, BatchAxis(dim))
+            elif _name_of(function) == "repeat" and result.shape[dim] == before[dim] * size:
+                rows = expand_rows(
+                    source.reshape(before).unsqueeze(dim), len(before) + 1, dim, size
+                )
+                self._add(source, rows, BatchAxis(dim))
+                return rows.flatten(dim, dim + 1)
         return result
 
     def _add(self, source: Tensor, rows: Tensor, axis: BatchAxis) -> None:
@@ -255,6 +267,32 @@ class SharedUses:
             return rows
 
         return tree_map_only(Tensor, expand, (args, kwargs))
+
+    def _expand_einsum(self, equation: Any, *operands: Any) -> tuple[Any, ...]:
+        """Return the arguments of `einsum` with one row per example in place of shared tensors."""
+        unchanged = (equation, *operands)
+        if not isinstance(equation, str) or not _EINSUM.fullmatch(equation.replace(" ", "")):
+            return unchanged
+        left, right = equation.replace(" ", "").split("->")
+        names = left.split(",")
+        if len(names) != len(operands):
+            return unchanged
+        axes = [self.tracker.axis(x) for x in operands]
+        pairs = zip(names, axes, strict=True)
+        of_examples = {(name[axis.dim], axis.pre, axis.post) for name, axis in pairs if axis}
+        if len(of_examples) != 1:
+            return unchanged
+        letter, *parts = of_examples.pop()
+        if parts != [1, 1] or letter not in right:
+            return unchanged
+        changed = list(operands)
+        for i, x in enumerate(operands):
+            is_small = x.numel() <= _SMALL
+            if is_small and self.tracker.state(x) is PARAMETRIC and letter not in names[i]:
+                changed[i] = expand_rows(x, x.dim() + 1, 0, self.tracker.size)
+                names[i] = letter + names[i]
+                self._add(x, changed[i], BatchAxis(0))
+        return f"{','.join(names)}->{right}", *changed
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a product or a lookup with a trainable matrix and note it, or return None."""

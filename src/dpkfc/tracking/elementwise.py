@@ -62,7 +62,7 @@ _POINTWISE = """
     resolve_conj resolve_neg gelu hardswish hardsigmoid_backward hardswish_backward
     log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward
     softplus_backward mish_backward polar complex normal uniform random exponential zero
-    _cast_Float _cast_Double special_multigammaln isclose
+    _cast_Float _cast_Double special_multigammaln isclose rsub floor_divide
 """
 RULES.update(dict.fromkeys(_POINTWISE.split(), pointwise))
 

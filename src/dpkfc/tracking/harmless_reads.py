@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from traceback import walk_stack
+from typing import Any
 
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
@@ -15,17 +16,26 @@ _HARMLESS_READS = frozenset(
         ("transformers.modeling_attn_mask_utils", "_ignore_causal_mask_sdpa"),
         ("transformers.modeling_attn_mask_utils", "_prepare_4d_attention_mask_for_sdpa"),
         ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
+        ("torch.nn.functional", "ctc_loss"),
         ("torch.nn.functional", "multi_head_attention_forward"),
         ("dpkfc.tracking.python_calls", "call_one_hot"),
     }
 )
+# Checks that raise an error unless the value is True.
+_CHECKS = frozenset(
+    {
+        ("torch.distributions.distribution", "__init__"),
+        ("torch.distributions.distribution", "_validate_sample"),
+    }
+)
 
 
-def is_harmless() -> bool:
+def is_harmless(value: Any = None) -> bool:
     """Return whether a listed function reads the value; its branches give one result."""
+    harmless = _HARMLESS_READS | _CHECKS if value is True else _HARMLESS_READS
     for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        if (module, frame.f_code.co_name) in _HARMLESS_READS:
+        if (module, frame.f_code.co_name) in harmless:
             return True
         # a user's function reads what it wants
         if not (is_of_torch(module) or module.startswith("transformers.")):

@@ -56,7 +56,7 @@ def _axes_of_factors(operation: Operation, a: Tensor, b: Tensor) -> list[BatchAx
     return axes
 
 
-@rule_for("_cdist_forward cdist")
+@rule_for("_cdist_forward _euclidean_dist cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
     rank = operation.result.dim()
