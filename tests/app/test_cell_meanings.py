@@ -3,7 +3,7 @@
 import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata.cells import canonical, is_known_encoding, spell_words
+from dpkfc.app.owndata.cells import canonical, id_name, is_known_encoding, spell_words
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.headers import look_like_names, read_header
 from dpkfc.app.owndata.names import is_identifier
@@ -124,6 +124,25 @@ def test_a_letter_and_its_accent_are_one_sign_however_they_are_stored():
         words.encode(["Mu\u0308ller"]).features.tolist()
         == words.encode(["m\u00fcller"]).features.tolist()
     )
+
+
+def test_a_no_break_space_is_a_blank_in_categories_classes_and_ids():
+    column = Column(kind="category", categories=("New York", "Ulm"))
+    texts = ["New\u00a0York\u00a0", "\u3000New\u202fYork", "Ulm\u200b", "\ufeffUlm"]
+    assert column.encode(texts).features.argmax(1).tolist() == [0, 0, 1, 1]
+    assert canonical("not\u2009known") == "not known" and id_name("P\u00a07") == "P 7"
+    assert column.encode(["New  York"]).features.argmax(1).tolist() == [2]
+
+
+@pytest.mark.parametrize("name", ["Age", "age ", "A\u00a0G\u00a0E"])
+def test_a_column_in_other_letters_or_blanks_is_suggested(tmp_path, name):
+    path = tmp_path / "t.csv"
+    path.write_text("AGE,y\n1,0\n", "utf-8")
+    with pytest.raises(DatasetError, match="has no column .*; did you mean 'AGE'"):
+        read_table(path, [name], Schema())
+    path.write_text("\u00a0New\u00a0York\u00a0,y\n1,0\n", "utf-8")
+    with pytest.raises(DatasetError, match=r"did you mean 'New\\xa0York'"):
+        read_table(path, ["New York"], Schema())
 
 
 def test_words_of_every_script_are_words():

@@ -12,6 +12,7 @@ from dpkfc.app.owndata.display import (
     print_shares,
     schema_table,
 )
+from dpkfc.app.owndata.image_files import ABSENT
 from dpkfc.app.owndata.images import encode_folder
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.targets import target_of
@@ -128,3 +129,16 @@ def test_another_column_of_a_label_file_that_names_files_is_found(tmp_path):
     assert "without a known target or a readable file: records 100.0%" in text
     schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(file="image"))
     assert encode_folder(folder, schema, table).is_known.all()
+
+
+def test_an_image_named_with_a_suffix_in_other_letters_is_read(tmp_path):
+    folder = write_images(tmp_path / "pets", 4)
+    files = [path for path in folder.rglob("*.*") if path.is_file()]
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in files]
+    table = tmp_path / "labels.csv"
+    table.write_text("image,animal\n" + "\n".join(rows) + "\n", "utf-8")
+    for path in files:
+        path.rename(path.with_suffix(path.suffix.upper()))
+    schema = Schema(target="animal", classes=("cat", "dog"), images=ImageForm(size=8))
+    records = encode_folder(folder, schema, table)
+    assert records.is_known.all() and ABSENT not in {what for what, _ in records.figures}

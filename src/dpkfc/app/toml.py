@@ -24,10 +24,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known word, or those that fit a line."""
     known = sorted(set(known))
     word = str(word)
+    same = [name for name in known if _letters(name) == _letters(word)]
     longer = [name for name in known if word and name.startswith(word)]
     meant = [name for name in known if name == MEANT.get(word.replace("-", "_"))]
-    close = meant or longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = meant or same or longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {shorten(known)}"
+
+
+def _letters(name: str) -> str:
+    return "".join(name.casefold().split())
 
 
 def shorten(names: Iterable[str], most: int = 90) -> str:

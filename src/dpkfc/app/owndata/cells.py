@@ -36,6 +36,9 @@ _ISO = re.compile(
     r"\s?(Z|[+-]\d\d:?\d\d|(?(2)[+-]\d\d))?",
     re.ASCII,
 )
+# Blanks of other widths become blanks, and signs without a width vanish.
+_BLANKS = {code: " " for code in (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
+_BLANKS |= dict.fromkeys((0x200B, 0x2060, 0xFEFF), "")
 _EPOCH = datetime(1970, 1, 1)
 _UUID = re.compile("[0-9a-f]{32}")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
@@ -184,13 +187,22 @@ def read_flag(text: str) -> float | None:
     return -1.0 if word in FALSE else None
 
 
+def _plain_text(text: str) -> str:
+    """Return a text without blanks around it; no-break spaces and their like are blanks.
+
+    Accents are one sign with their letters.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(_BLANKS))
+    return text.strip()
+
+
 def canonical(text: str) -> str:
     """Return a class, an id or a flag in one form where programs write two.
 
-    Spaces around it are dropped, and accents are one sign with their letters. Whole numbers are
-    often stored as 1.0 where a value is missing, and true as True or TRUE.
+    Whole numbers are often stored as 1.0 where a value is missing, and true as True or TRUE.
     """
-    text = unicodedata.normalize("NFC", text.strip())
+    text = _plain_text(text)
     if text.lower() in ("true", "false"):
         return text.lower()
     whole = _WHOLE.fullmatch(text)
@@ -228,13 +240,13 @@ def _spell(sign: str) -> str:
 
 
 def category_name(text: str, form: NumberForm | None = None) -> str:
-    """Return what categories are compared by: a text without spaces around it, as composed signs.
+    """Return what categories are compared by: a plain text, as `canonical` makes it of classes.
 
     Args:
         text: of the cell.
         form: of categories that are numbers: 250, 250.0 and 2.5e2 are then one. ICD codes are not.
     """
-    text = unicodedata.normalize("NFC", text.strip())
+    text = _plain_text(text)
     value = None if form is None else read_number(text, form)
     if form is None or value is None:
         return text

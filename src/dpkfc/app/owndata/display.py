@@ -215,7 +215,8 @@ _ADVICE = {
     LIKE_A_CLASS: "write classes as the file has them",
     ONE_CLASS: "a model of them knows no other class; compare classes with the file",
     BETTER_COLUMN: "set file under [images] to this column",
-    ABSENT: "compare --data and file under [images] with the names in the label file",
+    ABSENT: "compare --data and file under [images] with the names in the label file, in upper and"
+    " lower case",
     BROKEN: "open one of them in a viewer, or convert them",
     DEEP_COLOURS: "convert them to 8 bits a channel, or to grey",
     CLAMPED: "compare white under [images] with the device",

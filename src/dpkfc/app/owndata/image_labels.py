@@ -82,12 +82,12 @@ def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str
 
 
 def _named_file(folder: Path, name: str | None) -> Path:
-    """Return the file that a row names, by itself: or with the suffix of an image added."""
-    # The folder itself is not an image.
+    """Return the file that a row names, by itself; its suffix may lack, or be in other letters."""
     path = folder / (name or "").strip().replace("\\", "/")
-    if path.name and not path.name.lower().endswith(IMAGE_SUFFIXES):
-        for suffix in (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES)):
-            longer = path.with_name(path.name + suffix)
-            if exists(longer):
-                return longer
-    return path
+    stem, point, suffix = path.name.rpartition(".")
+    names = [f"{stem}{point}{other}" for other in (suffix, suffix.lower(), suffix.upper())]
+    if not path.name.lower().endswith(IMAGE_SUFFIXES):
+        endings = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+        # The folder itself is not an image.
+        names = [path.name + ending for ending in endings if path.name]
+    return next(filter(exists, map(path.with_name, names)), path)
