@@ -167,3 +167,24 @@ def test_a_repeated_pass_leaves_no_trace_on_a_module():
     inner = model[0]
     assert inner.calls == 1
     assert_close(inner.doubled, 2 * inner.weight)
+
+
+class _Branching(nn.Module):
+    """Reads a value of its input, which `vmap` cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        y = x * self.weight
+        if torch.is_grad_enabled() and float(torch.ones_like(y).sum()) > 1e9:
+            y = -y
+        return y
+
+
+def test_a_log_line_about_a_module_that_cannot_be_vectorised_is_marked_private(caplog):
+    assert_equals_a_loop(_Branching().double(), (randn(N, 3),))
+    assert caplog.messages and all(
+        message.startswith("PRIVATE, for your eyes only: module '") for message in caplog.messages
+    )

@@ -129,10 +129,11 @@ def _try_vectorised(
         if is_out_of_memory(error):
             raise
         _looped.add(module)
-        # The text of the error may hold values of private examples.
+        # The text of the error may hold values of private examples, and a module may take this way
+        # for some batches alone.
         _log.warning(
-            "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are "
-            "taken one example at a time",
+            "PRIVATE, for your eyes only: module '%s' (%s) cannot be vectorised over examples (%s);"
+            " its gradients are taken one example at a time",
             layer.display_name,
             type(module).__name__,
             type(error).__name__,

@@ -127,12 +127,14 @@ def compile_graph(
         if fault is not None or not is_compiled:
             losses, found = module(*given, *added, *given_outside)
         if fault is not None:
-            # What a record raises is raised by the line above: this is a fault of the compiler.
+            # What a record raises is raised by the line above: this is a fault of the compiler,
+            # which may follow the size of a batch.
             is_compiled = False
             if isinstance(fault, torch._dynamo.exc.BackendCompilerFailed):
                 fault = fault.inner_exception
             warnings.warn(
-                f"the graph is not compiled ({type(fault).__name__}); it runs uncompiled",
+                "PRIVATE, for your eyes only: the graph is not compiled"
+                f" ({type(fault).__name__}); it runs uncompiled",
                 stacklevel=2,
             )
         known = dict(zip(inputs, given, strict=False))
