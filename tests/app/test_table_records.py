@@ -220,6 +220,16 @@ def test_a_person_is_one_unit_however_a_program_writes_the_id(tmp_path):
     assert units == [f"unit {person}"] * 4 + ["unit M\u00fcller"] * 2
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_a_space_or_end_of_line_around_a_stored_id_is_no_other_person(tmp_path, kind):
+    ids = ["p1", "p1\r", "\u00a0p1", "p1\n", "p2", "p2\t"]
+    stored = pa.array([name.encode() for name in ids]).cast(kind)
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"who": stored, "a": [1] * 6, "y": [0, 1] * 3}), path)
+    units = encode_table(path, replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})).units
+    assert units == ["unit p1"] * 4 + ["unit p2"] * 2
+
+
 @pytest.mark.parametrize(
     "ids",
     [

@@ -202,6 +202,13 @@ def test_a_folder_without_a_ledger_is_one_clear_answer(tmp_path, capsys):
     assert "CANNOT BE CHECKED; ledger: there is no ledger" in capsys.readouterr().out
 
 
+def test_a_card_that_was_filled_in_after_its_certificate_says_what_to_do(copied):
+    assert call("card", copied, "--purpose", "another one").exit_code == 0
+    report = verify_run(copied)
+    assert report.verdict == FAILS and "dpkfc certify writes it anew" in report.reason
+    assert call("ledger", "verify", copied).exit_code == 0
+
+
 def test_a_certificate_of_a_later_version_is_not_judged(copied):
     path = copied / "certificate.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": 2}))

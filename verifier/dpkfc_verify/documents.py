@@ -181,7 +181,8 @@ def check_certificate(path: Path, card: Document, ledger: Ledger, folder: Path) 
         if _digest_file(find(folder, name)) != digests[name]:
             wrong.append(name)
     if wrong:
-        raise Mismatch(f"{path.name} was written for another {wrong[0]}")
+        text = f"{path.name} was written for another {wrong[0]}"
+        raise Mismatch(f"{text}; after an audit or new facts, dpkfc certify writes it anew")
     if _digest_text(f"{said['head']}\n{weights['sha256']}\n") != content["fingerprint"]:
         raise Mismatch(f"the fingerprint in {path.name} belongs to another ledger or other weights")
     return f"{path.name} is of this ledger, these weights and this card"

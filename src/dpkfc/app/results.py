@@ -276,7 +276,7 @@ def _list_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
             "the shape of the model's input and of the probe",
         ),
         **recipe.constants,
-        "hyper-parameters": ("see below", "their choice is not accounted for"),
+        "hyper-parameters": ("annex 2 of the card", "their choice is not accounted for"),
         "model and initial weights": (
             f"{size:,} parameters",
             "architecture and seed are public",

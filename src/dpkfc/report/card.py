@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 # Version of the texts of a card. `dpkfc ledger verify` compares texts of this version alone.
-LAYOUT = 4
+LAYOUT = 5
 _NEIGHBOURS = {
     "add_or_remove_one": "one {} added or removed",
     "replace_one": "one {} replaced by another",

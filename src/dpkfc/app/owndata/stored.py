@@ -168,7 +168,8 @@ def text_of_bytes(value: bytes) -> str | None:
 def id_of_bytes(value: bytes) -> str:
     """Return the one text of an id: bytes that are not a text are written as digits."""
     text = text_of_bytes(value)
-    return text if text is not None and text.isprintable() else value.hex()
+    # Spaces and ends of lines around an id are no part of it.
+    return text if text is not None and text.strip().isprintable() else value.hex()
 
 
 def stored_texts(column: pa.Array, decode: Callable[[bytes], str | None] = text_of_bytes) -> Texts:
