@@ -36,11 +36,54 @@ class Placed(nn.Module):
 def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows):
     """A batch of one reads the first row, whatever place its example had before."""
     model, x = Placed(rows), torch.rand(N, D)
-    tape, losses = follow_pass(
-        lambda m, batch: m(batch), model, find_layers(model), x, batch_tracker(model, x, N)
-    )
+    tape, losses = follow_pass(call_model, model, find_layers(model), x, batch_tracker(model, x, N))
     is_equal = bool((rows == rows[0]).all())
     assert (tape.failure(losses) is None) == is_equal
+
+
+class Positions(nn.Embedding):
+    """Reads the shape of the token ids alone, as in BART; with `by_place`, another row each."""
+
+    def __init__(self, by_place):
+        super().__init__(20, D)
+        self.by_place = by_place
+
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1]).expand(ids.shape)
+        if self.by_place:
+            places = places + torch.arange(len(ids))[:, None]
+        return super().forward(places)
+
+
+class Text(nn.Module):
+    """Token ids `[n, t]` to a number, by embeddings and positions."""
+
+    def __init__(self, by_place):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(7, D), Positions(by_place)
+        self.head = nn.Linear(D, 1)
+
+    def forward(self, ids):
+        return self.head((self.words(ids) + self.positions(ids)).tanh().sum(1)).squeeze(1)
+
+
+def test_positions_of_a_module_of_ones_own_are_proved_where_all_examples_have_the_same():
+    ids = torch.randint(7, (N, 3))
+    for by_place in (True, False):
+        model = Text(by_place).double()
+        tape, losses = follow_pass(
+            call_model, model, find_layers(model), ids, batch_tracker(model, ids, N)
+        )
+        assert (tape.failure(losses) is None) != by_place
+    found = record_gradients(model, call_model, ids, N)
+    expected = gradients_of_each(model, ids.split(1), call_model)
+    for one, other in zip(found, expected, strict=True):
+        for name, gradient in other.items():
+            torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11)
+
+
+def call_model(model, batch):
+    return model(batch)
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.GRUCell])

@@ -375,6 +375,10 @@ class Tape:
             for x in outputs:
                 tracker.set_state(x, BatchAxis(0))
             return [BatchAxis(0)] * len(outputs)
+        if not any(axes) and _has_equal_rows(tracker, layer, call, outputs):
+            for x in outputs:
+                tracker.set_state(x, BatchAxis(0))
+            return [BatchAxis(0)] * len(outputs)
         for x, axis in zip(outputs, axes, strict=True):
             if axis is None and not isinstance(tracker.state(x), Unknown):
                 # Without examples it depends on the parameters of its layer.
@@ -726,6 +730,24 @@ def _has_public_rows(
         if rows.dim() < 2 or len(rows) != tracker.size:
             return False
     return _has_equal_places(tracker, x, BatchAxis(0))
+
+
+def _has_equal_rows(
+    tracker: Tracker, layer: Layer, call: _OpenCall, outputs: Sequence[Tensor]
+) -> bool:
+    """Return whether a module that runs again for each example gives all of them equal rows.
+
+    BART's positions read the shape of the token ids alone.
+    """
+    runs_again = layer.rule == "fallback" and any(call.axes)
+    if not runs_again or call.kinds & {Parametric, Unknown}:
+        return False
+    size, rank = tracker.size, max(x.dim() for x in call.tensors)
+    for x in outputs:
+        has_rows = x.dim() >= rank and len(x) == size and tracker.state(x) is None
+        if not has_rows or not are_places_equal(x, BatchAxis(0), size):
+            return False
+    return True
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
