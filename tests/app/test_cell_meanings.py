@@ -250,7 +250,7 @@ def test_a_wrapped_heading_is_a_name_on_one_line(tmp_path):
         (b"x,x,a\n1,2,3\n", "x", "two columns are named 'x'; rename one"),
         (b"a,,\n1,2,3\n", "", "has no column ''; known: a;"),
         (b"a,b,c\n1,2,3\n", "d", "has no column 'd'; known: a, b, c;"),
-        (b"age,y\n1,2\n", "agee", r"has no column 'agee'; did you mean 'age'\?; check header"),
+        (b"age,y\n1,2\n", "agee", r"has no column 'agee'; did you mean 'age'\?$"),
         (b'a,b,"c\n1,2,3\n4,5,6"\n', "a", "a quote that does not close"),
         ("größe,a\n1,2\n".encode("cp1252"), "a", "set encoding in the schema, such as 'cp1252'"),
         ("a,b\n".encode("utf-16-le"), "a", "set encoding in the schema"),

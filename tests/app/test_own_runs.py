@@ -505,6 +505,17 @@ def test_a_run_without_epsilon_says_which_it_takes():
     assert code == 0 and "the recipe's" not in text
 
 
+def test_a_flag_without_effect_is_said_before_anything_is_spent():
+    command = ["train", "--recipe", "digits", "--steps", "1", "--method", "dp-adam", "--dry-run"]
+    code, text = call_flat(
+        *command, "--momentum", "0.5", "--gep-rank", "9", "--filter-kappa", "0.2"
+    )
+    idle = "without effect here: gep_rank (GEP), filter_kappa (DiSK), momentum (sgd)"
+    assert code == 0 and text.index(idle) < text.index("noise multiplier")
+    code, text = call_flat(*command, "--filter", "disk", "--filter-kappa", "0.2", "--lr", "0.1")
+    assert code == 0 and "without effect" not in text
+
+
 def test_train_says_its_method_and_why(tmp_path):
     path, schema = write_patients(tmp_path)
     budget = tmp_path / "budget.toml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,8 +73,8 @@ class RunConfig:
         rule_of_clip = ("moments", "none")
         if not privacy.max_grad_norm and self.preconditioner.preconditioner not in rule_of_clip:
             raise ConfigError(
-                "max_grad_norm = auto (or 0) is for preconditioner = 'moments', whose inputs have a"
-                " known length; give C"
+                "max_grad_norm = auto (or 0) is for preconditioner = 'moments', got"
+                f" {self.preconditioner.preconditioner!r}: give C, or another method, as dp-kfc-a"
             )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:
@@ -120,6 +121,26 @@ class RunConfig:
     def uses_preconditioner(self) -> bool:
         """Whether gradients are preconditioned."""
         return self.preconditioner.preconditioner != "none"
+
+
+_PARTS = {"kfac": "KFAC", "ngd": "NGD", "adadps": "AdaDPS", "gep": "GEP"}
+_PARTS |= {"adam-bc": "AdamBC", "sofim": "SOFIM"}
+
+
+def find_idle(config: RunConfig, names: Iterable[str]) -> list[str]:
+    """Return which of these settings are of parts that a run does not have, and of which."""
+    kinds = config.preconditioner.preconditioner, config.optimizer.optimizer
+    parts = {"PrivacyConfig", *(_PARTS.get(kind, "") for kind in kinds)}
+    parts |= {"DiSK"} if config.postprocess.filter != "none" else set()
+    parts |= {"PinkNoise", "DeadLeaves"} if kinds[0] in _PARTS else set()
+    idle = []
+    for name in names:
+        owners = SETTINGS[name].metadata.get("owners", ())
+        if name == "momentum" and kinds[1] != "sgd":
+            idle.append("momentum (sgd)")
+        elif owners and name != "likelihood" and parts.isdisjoint(owners):
+            idle.append(f"{name} ({', '.join(owners)})")
+    return idle
 
 
 SECTIONS = tuple(section.name for section in dataclasses.fields(RunConfig))

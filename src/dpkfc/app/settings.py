@@ -223,7 +223,7 @@ class PrivacySettings(Section):
         choices=READOUTS,
     )
     weight_average: float = declare(
-        0.0, "decay of averaged weights, which are evaluated; 0: none", least=0
+        0.0, "decay of averaged weights, which are evaluated; 0: none", least=0, below=1
     )
     average_from_start: bool = declare(
         False, "one decay from the first step on, instead of a warm-up that forgets faster"

@@ -15,6 +15,7 @@ from dpkfc.allocator import import_without_collection
 from dpkfc.app.commands.flags import Settings, print_every_flag
 from dpkfc.app.commands.score_tables import print_scores
 from dpkfc.app.place import MOVABLE
+from dpkfc.app.run_config import find_idle
 from dpkfc.app.scores import missing_score
 from dpkfc.app.settings_file import read_choices, to_toml
 from dpkfc.app.toml import ConfigError
@@ -71,6 +72,8 @@ def train(
             if recipe.columns:
                 console.print(schema_table(recipe.columns))
             print_line(_describe_method(recipe, choices, run_settings))
+            if idle := find_idle(run_settings, given):
+                print_line(f"without effect here: {', '.join(idle)}")
             if not choices.keys() & {"epsilon", "noise_multiplier"}:
                 chosen = run_settings.privacy
                 print_line(

@@ -66,9 +66,9 @@ class Header:
                 raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
             if not name or not count:
                 known = nearest(name, filter(None, self.names))
-                raise DatasetError(
-                    f"{path}: has no column {name!r:.40}; {known}; check header and delimiter"
-                )
+                if not known.endswith("?"):
+                    known += "; check header and delimiter"
+                raise DatasetError(f"{path}: has no column {name!r:.40}; {known}")
 
 
 def read_header(
