@@ -19,7 +19,7 @@ from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer,
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.linalg.sides import Dense, Identity
-from tests.gradients.loop import record
+from tests.gradients.loop import assert_equals_a_loop, record
 from tests.gradients.whitened import metric_of
 
 N, T, WIDE, DEPTH = 4, 3, 40, 4
@@ -226,3 +226,52 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name, monkeypatch):
     rows = max(x.numel() for part in parts for x in vars(part).values() if isinstance(x, Tensor))
     whole = BATCH * IN * OUT
     assert seen.entries <= max(bound, 2 * rows) < whole / 4, (seen.entries, rows)
+
+
+# -- norm layers -----------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """A norm layer of the data, one of what a layer returns, called twice, and one for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.unused = (nn.LayerNorm(WIDE) for _ in range(3))
+        self.layer, self.head = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(self.layer(self.first(x))).tanh()
+        self.unused(x)
+        return self.head(self.inner(x))
+
+
+def test_a_norm_layer_becomes_rows_while_the_backward_pass_runs():
+    """Its input and output gradient are as large as activations; where no layer lies behind it,
+    they stay.
+    """
+    torch.manual_seed(0)
+    model = Normed().double()
+    x = torch.randn(N, T, WIDE, dtype=torch.float64)
+    tape = Tape(model, find_layers(model))
+    with tape:
+        losses = model(x).square().sum((1, 2))
+    first = next(x for x in tape._records if x.layers[0].name == "inner")
+    read = StorageWeakRef(first.call.args[0].untyped_storage())
+    del first
+    calls = tape.backward(losses)
+    found = {name: {type(call).__name__ for call in of} for name, of in calls.items()}
+    assert found.pop("inner") == {"PerExample"} and len(calls["inner"]) == 2
+    assert set.union(*found.values()) == {"Call"} and "unused" in found
+    assert read.expired()
+
+
+FROZEN = {"none": [], "layers": ["layer", "head"], "all but one": ["layer", "head", "first"]}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_norm_layers_have_the_gradients_of_a_loop(frozen):
+    torch.manual_seed(0)
+    model = Normed().double()
+    for name in FROZEN[frozen]:
+        model.get_submodule(name).requires_grad_(False)
+    assert_equals_a_loop(model, (torch.randn(N, T, WIDE, dtype=torch.float64),))

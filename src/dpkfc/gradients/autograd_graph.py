@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -135,7 +135,18 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     with torch._C.DisableTorchFunction():
         first, *excluded = [x.grad_fn for x in (losses, *ends)]
     seen: set[Any] = {None, *excluded}
-    waiting: list[Any] = [] if first in seen else [first]
+    if first not in seen:
+        yield from _nodes_behind(first, seen)
+
+
+def leads_to(node: Any, targets: Collection[Any]) -> bool:
+    """Return whether a backward pass from a node comes to one of some nodes."""
+    return any(found in targets for found in _nodes_behind(node, {None}))
+
+
+def _nodes_behind(first: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield a node and all behind it that were not seen."""
+    waiting = [first]
     seen.add(first)
     while waiting:
         node = waiting.pop()

@@ -7,7 +7,7 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,8 +27,10 @@ from dpkfc.gradients.autograd_graph import (
     depends_on,
     gradient_of,
     is_differentiable,
+    leads_to,
 )
 from dpkfc.gradients.eager_mode import is_in_backward, run_eagerly
+from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.hook import Hook
 from dpkfc.gradients.layer_matrices import add_blocks, blocks_of_one
 from dpkfc.gradients.layers import (
@@ -43,6 +45,7 @@ from dpkfc.gradients.layers import (
 )
 from dpkfc.gradients.loss_function import check_losses
 from dpkfc.gradients.recurrence import expected_places
+from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.shared_uses import SharedTensorUse, SharedUses, WeightUse, pull_back
 from dpkfc.rng_state import all_states, has_drawn
 from dpkfc.tensors import Tensors
@@ -67,6 +70,7 @@ class _Record:
         edges: where their gradients arrive, None without a gradient.
         versions: the inputs, each with the counter of writes that it had.
         is_public: the call read no example, so that all examples share its outputs.
+        arrival: sees the gradient at the output before hooks of other code; of a norm layer.
     """
 
     layers: tuple[Layer, ...]
@@ -75,6 +79,22 @@ class _Record:
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
     is_public: bool
+    arrival: _Arrival | None = None
+
+
+class _Arrival:
+    """A hook at an output of a layer that needs no memory but that of its gradients.
+
+    Attributes:
+        use: takes the gradient when it arrives, in a pass whose calls are wanted.
+    """
+
+    use: Callable[[Tensor | None], None] | None = None
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        """Hand on the gradient."""
+        if self.use is not None:
+            self.use(gradient)
 
 
 class Tape:
@@ -93,6 +113,7 @@ class Tape:
 
     Attributes:
         size: examples N of the pass, 0 before they are known.
+        output_dtypes: of the calls that were differentiated.
     """
 
     def __init__(
@@ -115,6 +136,7 @@ class Tape:
         self._meetings: Sequence[SharedTensorUse] = ()
         self._weights: Sequence[WeightUse] = ()
         self._records: list[_Record] = []
+        self.output_dtypes: set[torch.dtype] = set()
         self._hidden: dict[str, Layer] = {}
         self._calls: list[tuple[nn.Module, _OpenCall]] = []
         self._called: set[int] = set()
@@ -334,6 +356,11 @@ class Tape:
         if is_public and self._is_followed and layers[0].rule not in _SINGLE_OUTPUT:
             return
         args, kwargs = call.given or self._detach_arguments(*given)
+        arrival = None
+        if layers[0].rule == "norm" and not (is_public or self.lenient):
+            if is_differentiable(outputs[0]):
+                arrival = _Arrival()
+                outputs[0].register_hook(arrival)
         self._records.append(
             _Record(
                 layers=layers,
@@ -342,6 +369,7 @@ class Tape:
                 edges=[_edge(x, module) for x in outputs],
                 versions=[(self._detach(x), x._version) for x in call.tensors],
                 is_public=is_public,
+                arrival=arrival,
             )
         )
 
@@ -495,19 +523,32 @@ class Tape:
         records, self._records = self._records, []
         if self.size == 1 and not self.lenient:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
+        self.output_dtypes = {
+            dtype
+            for record in records
+            for edge, (_, dtype, _) in zip(record.edges, record.outputs, strict=True)
+            if edge is not None
+        }
+        public = {record.edges[0]: record for record in records if record.is_public}
         batched = [record for record in records if not record.is_public]
+        del records
         uses: list[Any] = [*self._meetings, *self._weights]
+        early = _EarlyBlocks(self.size)
+        batched = early.take(batched, [use.edge for use in uses])
         all_edges = [edge for record in batched for edge in record.edges]
         all_edges += [use.edge for use in uses]
         edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
         gradients: dict[Any, Tensor | None] = {}
         if edges:
             keeps_graph = bool(self._meetings)
-            arrived = torch.autograd.grad(total, edges, allow_unused=True, retain_graph=keeps_graph)
+            with early:
+                arrived = torch.autograd.grad(
+                    total, edges, allow_unused=True, retain_graph=keeps_graph
+                )
             gradients = dict(zip(edges, arrived, strict=True))
-        calls = self._calls_of(batched, gradients)
+        calls = self._calls_of([*batched, *early.waiting.values()], gradients, early.blocks)
         if self._meetings:
-            self._add_shared(gradients, records, calls)
+            self._add_shared(gradients, public, calls)
         for use in self._weights:
             gradient = gradients[use.edge]
             if gradient is not None:
@@ -539,12 +580,17 @@ class Tape:
                 "given: call that model, uncompiled, inside loss_fn"
             )
 
-    def _calls_of(self, records: Sequence[_Record], gradients: dict[Any, Tensor | None]) -> Calls:
-        """Return the calls of every layer.
+    def _calls_of(
+        self,
+        records: Sequence[_Record],
+        gradients: dict[Any, Tensor | None],
+        blocks: Mapping[str, list[Any]],
+    ) -> Calls:
+        """Return the calls of every layer, and blocks of those that were made early.
 
         Calls that no loss depends on are left out where the layer has another call.
         """
-        calls: Calls = {}
+        calls: Calls = dict(blocks)
         unused: Calls = {}
         for record in records:
             arrived = [gradients.get(edge) for edge in record.edges]
@@ -557,12 +603,16 @@ class Tape:
     def _add_shared(
         self,
         arrived: dict[Any, Tensor | None],
-        records: Sequence[_Record],
+        public: dict[Any, _Record],
         calls: Calls,
     ) -> None:
-        """Add the gradients of parameters that all examples share to the calls."""
-        # A public record has one output.
-        public = {record.edges[0]: record for record in records if record.is_public}
+        """Add the gradients of parameters that all examples share to the calls.
+
+        Args:
+            arrived: edge to gradient.
+            public: edge to record; a public record has one output.
+            calls: of all layers.
+        """
         public.pop(None, None)
         parameters: Tensors = {}
         for name, p in trainable_tensors(self.model).items():
@@ -577,6 +627,66 @@ class Tape:
         pairs = zip(parameters, gradients[len(public) :], strict=True)
         own = {name: gradient for name, gradient in pairs if gradient is not None}
         add_blocks(self.layers, own, calls)
+
+
+class _EarlyBlocks:
+    """Makes blocks of norm layers while the backward pass runs.
+
+    A block has one row an example, and what it is made of is freed. To keep it until the end of the
+    pass would take as much memory as all activations.
+
+    Attributes:
+        blocks: layer name to its blocks.
+        waiting: calls at whose outputs no gradient has arrived.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._arrivals: list[_Arrival] = []
+        self.blocks: Calls = {}
+        self.waiting: dict[int, _Record] = {}
+
+    def take(self, records: Sequence[_Record], edges: Sequence[GradientEdge]) -> list[_Record]:
+        """Take the records whose gradients arrive on the way to others, and return the others.
+
+        Args:
+            records: of calls that read examples, in their order.
+            edges: where gradients are wanted besides.
+        """
+        ends = [*edges, *(edge for x in records if x.arrival is None for edge in x.edges)]
+        wanted = {edge.node for edge in ends if edge is not None}
+        others = []
+        for key, record in enumerate(records):
+            edge = record.edges[0]
+            if record.arrival is None or edge is None:
+                others.append(record)
+            elif leads_to(edge.node, wanted):
+                self.waiting[key] = record
+            else:
+                others.append(record)
+                wanted.add(edge.node)
+        return others
+
+    def __enter__(self) -> None:
+        """Begin to make blocks."""
+        for key, record in self.waiting.items():
+            assert record.arrival is not None
+            record.arrival.use = partial(self._make, key)
+            self._arrivals.append(record.arrival)
+
+    def __exit__(self, *error: object) -> None:
+        """Leave later gradients alone."""
+        for arrival in self._arrivals:
+            arrival.use = None
+
+    def _make(self, key: int, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        record = self.waiting.pop(key)
+        layer = record.layers[0]
+        with full_precision():
+            block = blocks_of(layer, [_call(record, [gradient])], self._size)
+        self.blocks.setdefault(layer.name, []).append(block)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpkfc.gradients.full_precision import full_precision
 from dpkfc.gradients.layer_matrices import split_sum
-from dpkfc.gradients.layers import Call, Calls, Layer, tensors_of
+from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from dpkfc.memory import is_out_of_memory
@@ -77,7 +77,8 @@ def check_tape(
     total_norm = total_norm_of(expected)
     if not math.isfinite(total_norm):
         return None
-    dtype = _find_coarsest_dtype(passes.layers, calls)
+    # Under autocast a layer in bfloat16 rounds the gradients of others too.
+    dtype = max(passes.dtypes() | tape.output_dtypes, key=lambda x: torch.finfo(x).eps)
     for layer in passes.layers:
         try:
             _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm, dtype)
@@ -114,17 +115,3 @@ def _check_sums(
                 f"autograd (relative difference {difference:.2g}; see"
                 " docs/errors.md#gradient-mismatch)"
             )
-
-
-def _find_coarsest_dtype(layers: Sequence[Layer], calls: Calls) -> torch.dtype:
-    """Return the floating-point type of parameters and outputs of the layers that rounds most.
-
-    Under autocast a layer in bfloat16 rounds the gradients of others too.
-    """
-    dtypes = []
-    for layer in layers:
-        dtypes += [layer.tensor(role).dtype for role in layer.parameters]
-        for call in calls.get(layer.name, []):
-            if isinstance(call, Call):
-                dtypes += [output.dtype for output in tensors_of(call.output_gradients)]
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
