@@ -6,7 +6,7 @@
 # Behaviour: estimate_confidence_interval takes z of 1 - alpha / 2 plus z of the power, 2.80 for 0.05 and 0.8, which
 #   belongs into the size of a sample. With power=0.5 the interval is right.
 # Expected: mean ± 1.96 standard errors for alpha = 0.05, whatever the power of a later test is.
-# Why it matters here: a difference that is significant lies within its interval.
+# Why it matters here: a value that a test rejects at 5 % lies within the interval of 95 %.
 # Instead: power=0.5.
 set -euo pipefail
 folder=$(mktemp -d)

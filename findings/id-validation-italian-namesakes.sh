@@ -10,7 +10,7 @@
 # Why it matters here: the people whose code is made to tell them from a namesake are the ones that a record linkage
 #   needs it for.
 # Instead: python-stdnum.
-# Source: Decreto ministeriale 23 December 1976, article 6.
+# Source: Decreto ministeriale of 23 December 1976 on the numbers of tax payers.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
