@@ -42,44 +42,49 @@ def test_public_rows_of_a_layer_are_proved_where_they_are_equal(rows):
 
 
 class Positions(nn.Embedding):
-    """Reads the shape of the token ids alone, as in BART; with `by_place`, another row each."""
+    """Reads the shape of the token ids alone, as in BART, or public rows, as in Whisper."""
 
-    def __init__(self, by_place):
+    def __init__(self):
         super().__init__(20, D)
-        self.by_place = by_place
 
-    def forward(self, ids):
-        places = torch.arange(ids.shape[1]).expand(ids.shape)
-        if self.by_place:
-            places = places + torch.arange(len(ids))[:, None]
-        return super().forward(places)
+    def forward(self, ids, places=None):
+        return super().forward(places_of(ids) if places is None else places)
+
+
+def places_of(ids, by_place=False):
+    """Return the positions of ids; with `by_place`, each row has others."""
+    return torch.arange(ids.shape[1]) + by_place * torch.arange(len(ids))[:, None]
 
 
 class Text(nn.Module):
     """Token ids `[n, t]` to a number, by embeddings and positions."""
 
-    def __init__(self, by_place):
+    def __init__(self, *arguments):
         super().__init__()
-        self.words, self.positions = nn.Embedding(7, D), Positions(by_place)
-        self.head = nn.Linear(D, 1)
+        self.words, self.positions = nn.Embedding(7, D), Positions()
+        self.head, self.arguments = nn.Linear(D, 1), arguments
 
     def forward(self, ids):
-        return self.head((self.words(ids) + self.positions(ids)).tanh().sum(1)).squeeze(1)
+        places = self.positions(ids, *(make(ids) for make in self.arguments))
+        return self.head((self.words(ids) + places).tanh().sum(1)).squeeze(1)
 
 
-def test_positions_of_a_module_of_ones_own_are_proved_where_all_examples_have_the_same():
-    ids = torch.randint(7, (N, 3))
-    for by_place in (True, False):
-        model = Text(by_place).double()
-        tape, losses = follow_pass(
-            call_model, model, find_layers(model), ids, batch_tracker(model, ids, N)
-        )
-        assert (tape.failure(losses) is None) != by_place
+@pytest.mark.parametrize("arguments", [(), (places_of,)])
+def test_equal_positions_of_a_module_of_ones_own_are_proved(arguments):
+    model, ids = Text(*arguments).double(), torch.randint(7, (N, 3))
     found = record_gradients(model, call_model, ids, N)
     expected = gradients_of_each(model, ids.split(1), call_model)
     for one, other in zip(found, expected, strict=True):
         for name, gradient in other.items():
             torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_positions_that_follow_the_place_in_the_batch_are_not_proved():
+    model, ids = Text(lambda ids: places_of(ids, by_place=True)), torch.randint(7, (N, 3))
+    tape, losses = follow_pass(
+        call_model, model, find_layers(model), ids, batch_tracker(model, ids, N)
+    )
+    assert tape.failure(losses) is not None
 
 
 def call_model(model, batch):

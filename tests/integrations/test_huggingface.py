@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BertForSequenceClassification,
     EarlyStoppingCallback,
+    MixtralConfig,
+    MixtralForCausalLM,
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
@@ -152,6 +154,15 @@ def test_a_model_with_another_loss_of_its_own_is_found_before_anything_is_spent(
         return 2 * per_example_cross_entropy(model(**inputs).logits, inputs["labels"])
 
     assert trainer_of(tmp_path, model=model, per_example_loss=double_loss).train().global_step == 3
+
+
+def test_a_balance_of_experts_is_refused_however_small_it_is(tmp_path):
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
+    config = MixtralConfig(**sizes, **heads, num_hidden_layers=1, output_router_logits=True)
+    with pytest.raises(ValueError, match="balances its experts.*output_router_logits=False"):
+        trainer_of(tmp_path, "causal", model=MixtralForCausalLM(config)).train()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def encoder_decoder():

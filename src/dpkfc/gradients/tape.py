@@ -847,17 +847,20 @@ def _has_equal_rows(
 ) -> bool:
     """Return whether a module that runs again for each example gives all of them equal rows.
 
-    BART's positions read the shape of the token ids alone.
+    Positions in BART read the shape of the token ids alone. In Whisper they read public rows, whose
+    axes are noted.
     """
-    runs_again = layer.rule == "fallback" and any(call.axes)
-    if not runs_again or call.kinds & {Parametric, Unknown}:
+    if layer.rule != "fallback" or call.kinds & {Parametric, Unknown}:
         return False
-    size, rank = tracker.size, max(x.dim() for x in call.tensors)
+    size, rank = tracker.size, max((x.dim() for x in call.tensors), default=0)
     for x in outputs:
         has_rows = x.dim() >= rank and len(x) == size and tracker.state(x) is None
         if not has_rows or not are_places_equal(x, BatchAxis(0), size):
             return False
-    return True
+    for i, x in enumerate(call.tensors):
+        if x.shape[:1] == (size,) and are_places_equal(x, BatchAxis(0), size):
+            call.axes[i] = call.axes[i] or BatchAxis(0)
+    return any(call.axes)
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:

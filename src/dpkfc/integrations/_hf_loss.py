@@ -115,8 +115,8 @@ class ModelLoss:
                 decides.
 
         Raises:
-            ValueError: the model's own loss is not the default one, a model of sequences computes
-                none, or the model takes none of the batches.
+            ValueError: the model's own loss is not the default one or has parts that mix examples,
+                a model of sequences computes none, or the model takes none of the batches.
         """
         logits: Tensor | None = None
         failed: Exception | None = None
@@ -136,6 +136,12 @@ class ModelLoss:
                 continue
             own = _part(outputs, "loss", no_loss)
             logits = _part(outputs, "logits")
+            names = outputs if isinstance(outputs, Mapping) else ()
+            if any(name.endswith(("aux_loss", "z_loss")) for name in names):
+                raise ValueError(
+                    f"{self._name} adds a loss that balances its experts over a whole batch; set"
+                    " output_router_logits=False in its config"
+                )
             if logits is not None and bool(torch.isfinite(own)):
                 self._shifted = self._find_shift(logits, single["labels"], own)
                 return
