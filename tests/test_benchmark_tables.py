@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dpkfc_papers.studies.harness import markdown
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 NAMES = ("plain", "dp_sgd", "dp_kfc_inputs", "dp_kfc", "opacus_hooks", "opacus_ghost")
 
@@ -135,3 +137,9 @@ def test_rows_for_other_libraries_are_split_as_ours(monkeypatch, tmp_path):
     ages = [*rows["train_numbers"][:, 0], *rows["test_numbers"][:, 0]]
     assert sorted(ages) == [20.0 + i for i in range(40)]
     assert 0 < len(rows["test_labels"]) < 20
+
+
+def test_columns_of_words_are_read_from_the_left_and_no_cell_breaks_a_table():
+    rows = [["a", "two\n    lines", "1.5 ± 0.1", "–"], ["b", "words", "**2.0**", "3 of 4"]]
+    lines = markdown(["x", "what", "score", "seeds"], rows).splitlines()
+    assert lines[1:3] == ["| --- | --- | --: | --: |", "| a | two lines | 1.5 ± 0.1 | – |"]

@@ -619,7 +619,7 @@ def markdown(table: Table, found: Sequence[Outcome]) -> str:
     head = ["method", "setting", f"published{unit}", f"ours{unit} (seeds)", "σ, ours"]
     rows = [_markdown_row(one) for one in found]
     note = f" Note: {table.note}." if table.note else ""
-    lines = [harness.markdown([*head, "verdict", "settings"], rows, numbers=False)]
+    lines = [harness.markdown([*head, "verdict", "settings"], rows)]
     lines += ["", f"Published: {table.accounting}.{note}"]
     accounting = sorted({one.accounting for one in found if one.accounting})
     if accounting:

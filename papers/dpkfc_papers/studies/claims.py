@@ -175,7 +175,7 @@ def table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
             said = f"**withdrawn**: {claim.withdrawn}"
         lines.append([paper, claim.says, cells, said])
     head = ["paper", "claim", "difference here, points (± 95 % interval)", "here"]
-    return markdown(head, lines, numbers=False)
+    return markdown(head, lines)
 
 
 def verdict_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
@@ -209,4 +209,4 @@ def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
             controls.append([])
     rows_of = [[*line, "; ".join(of) or "–"] for line, of in zip(lines, controls, strict=True)]
     verdicts = "verdict (sets on which it holds, is level, is reversed)"
-    return markdown(["paper", "claim", verdicts, "controls"], rows_of, numbers=False)
+    return markdown(["paper", "claim", verdicts, "controls"], rows_of)

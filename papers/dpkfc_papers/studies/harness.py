@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -228,10 +229,18 @@ def seeds_cell(values: Sequence[float]) -> str:
     return f"{interval(values)} ({len(values)})" if values else "–"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
-    """A Markdown table; where it has numbers all columns but the first are right-aligned."""
-    rest = "--:" if numbers else "---"
-    lines = [header, ["---", *[rest] * (len(header) - 1)], *rows]
+# A cell with a number, perhaps behind a sign, or without one.
+_NUMBER = re.compile(r"\W*(\d|$)")
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns of numbers behind the first are right-aligned."""
+    rows = [[re.sub(r"\s*\n\s*", " ", cell) for cell in row] for row in rows]
+    marks = ["---"]
+    for column in list(zip(*rows, strict=True))[1:]:
+        numbers = sum(_NUMBER.match(cell) is not None for cell in column)
+        marks.append("--:" if 2 * numbers >= len(column) else "---")
+    lines = [header, marks if rows else ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
