@@ -951,6 +951,18 @@ class ConvBlock(_Block):
         columns[:, :, width:] = 1
         return self._merge_views(columns.flatten(3).flatten(0, 1))
 
+    def project_patches(self, vectors: Tensor) -> Tensor:
+        """Return Vᵀ a `[N * groups, k, T]` of all rows a for V `[d_in, k]`, without the patches."""
+        k = vectors.shape[1]
+        channels = self.x.shape[1] // self.groups
+        filters = vectors[: self.d_in - self.bias].T.reshape(k, channels, *self.kernel)
+        ones = vectors[-1].repeat(self.groups) if self.bias else None
+        filters = filters.repeat(self.groups, *[1] * (filters.dim() - 1))
+        settings = (self.stride, self.padding, self.dilation, False, (0,), self.groups)
+        columns = torch.convolution(self.x, filters, ones, *settings)
+        by_group = columns.unflatten(1, (self.groups, k)).flatten(3).flatten(0, 1)
+        return self._merge_views(by_group).mT
+
     def _merge_views(self, columns: Tensor) -> Tensor:
         """Return rows `[N * groups, T, d]` from columns `[N * views * groups, d, T / views]`."""
         return _merge_positions(columns.mT, self.batch_size, self.views, self.groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,7 @@ from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, chunks,
 from dpkfc.linalg.deferred_flags import is_any_set
 from dpkfc.linalg.input_cache import InputCache
 from dpkfc.linalg.magnitudes import bound_input_norms, bound_magnitudes, bound_row_magnitudes
+from dpkfc.linalg.mapped_norms import mapped_norms
 from dpkfc.linalg.metric import Eigenbasis, Kronecker
 from dpkfc.linalg.norm_bounds import (
     MAX_ROUNDING_FRACTION,
@@ -21,7 +23,6 @@ from dpkfc.linalg.norm_bounds import (
     add_groups,
     count_rotation_units,
     is_unsure,
-    matrix_norms,
     root,
 )
 from dpkfc.linalg.norm_methods import is_materialised
@@ -29,10 +30,11 @@ from dpkfc.linalg.row_norms import (
     count_pieces,
     count_terms,
     exact_row_norms,
+    has_columns,
     limit_inputs,
     row_norms,
 )
-from dpkfc.linalg.sides import Identity
+from dpkfc.linalg.sides import Identity, LowRank
 
 # --------------------------------------------------------------------------------------------------
 # Linear layers and convolutions from whitened rows, without materialised gradients.
@@ -42,8 +44,10 @@ def norms_from_rows(
     block: MatrixBlock, metric: Kronecker, method: str, cache: InputCache
 ) -> LayerNorms:
     """Return norms from whitened rows, without materialised gradients."""
-    explicit = block.outer()
-    rows = _whiten_rows(explicit, metric, cache)
+    if isinstance(block, ConvBlock):
+        rows = _whiten_patches(block, metric)
+    else:
+        rows = _whiten_rows(block, metric, cache)
     if method == "rank-one":
         norms = _kronecker_norms_of_one_position(rows)
     else:
@@ -53,12 +57,24 @@ def norms_from_rows(
         return LayerNorms(norms, rows, whitened=True)
     # Patches are larger than the image: the sum is taken of the image again.
     plain = norms / max(metric.operator_norm, 1e-30)
-    slack = rounding_of_second_pass(block, metric, plain, *bound_magnitudes(block))
-    if not metric.is_identity:
-        # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
-        magnitudes, _ = bound_magnitudes(explicit)
-        slack += _rounding_of_map(block, metric, magnitudes, magnitudes)
+    magnitudes, positions = bound_magnitudes(block)
+    slack = rounding_of_second_pass(block, metric, plain, magnitudes, positions)
+    # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
+    slack += _rounding_of_map(block, metric, magnitudes, magnitudes)
     return LayerNorms(norms + slack, block)
+
+
+def _whiten_patches(block: ConvBlock, metric: Kronecker) -> Outer:
+    """Return the rows ã = U_in a and b̃ = U_out b of patches, in the memory of the patches."""
+    sides = metric.merge_scalar()
+    rows = block.outer()
+    b = sides.output.apply(rows.b)
+    if isinstance(sides.input, LowRank) and has_columns(rows.a):
+        coordinates = block.project_patches(sides.input.vectors)
+        a = sides.input.map_columns_(rows.a.mT, coordinates).mT
+    else:
+        a = sides.input.apply(rows.a)
+    return replace(rows, a=a, b=b)
 
 
 def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
@@ -213,8 +229,44 @@ _SMALL_CONVOLUTION = 1 << 14  # entries of one gradient that is kept whatever th
 def materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed, all at once or in chunks."""
     if block.batch_size and is_kept(block, metric):
-        return _norms_of_kept_gradients(block, metric)
-    return _norms_of_chunks(block, metric)
+        g = block.per_example()
+        norms = _bound_gradients(block, metric, g)
+        return LayerNorms(norms, MaterializedGradients(g, block.groups))
+
+    def bound(part: MatrixBlock) -> Tensor:
+        return _bound_gradients(part, metric, None)
+
+    norms = block.map_examples(bound, block.num_entries)
+    return LayerNorms(norms, block)
+
+
+def _bound_gradients(block: MatrixBlock, metric: MatrixMap, g: Tensor | None) -> Tensor:
+    """Return upper bounds `[N]` from the gradients of a block, None where they are not formed."""
+    if isinstance(metric, Eigenbasis):
+        plain, norms = _rotated_norms(block, metric, g)
+    else:
+        g = block.per_example() if g is None else g
+        plain = row_norms(g.flatten(1))
+        norms = mapped_norms(g, plain, metric)
+    plain = add_groups(plain, block.groups)
+    norms = add_groups(norms, block.groups)
+    return bound_from_above(norms, block.like, plain, block, metric)
+
+
+def _rotated_norms(
+    block: MatrixBlock, metric: Eigenbasis, g: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return ‖g‖ and ‖z‖ `[N * groups]`, a few gradients at a time where all are formed."""
+    if g is None:
+        parts: Iterable[Tensor] = [_rotate(block, metric)]
+    else:
+        parts = (metric.rotate(g[rows]) for rows in chunks(len(g), 64 * math.prod(g.shape[1:])))
+    norms = []
+    for z in parts:
+        scaled = z * metric.scale
+        norms.append(torch.stack([row_norms(z.flatten(1)), row_norms(scaled.flatten(1))]))
+    plain, mapped = torch.cat(norms, 1)
+    return plain, mapped
 
 
 def is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
@@ -243,41 +295,6 @@ def is_always_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
     return is_materialised(d_in, d_out, False)
 
 
-def _norms_of_kept_gradients(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
-    """Return norms of gradients that are formed and whitened once, and kept for the sum."""
-    z = block.per_example()
-    plain = norms = matrix_norms(z, block.groups)
-    if not metric.is_identity:
-        size = math.prod(z.shape[1:])
-        # A few at a time: the products need no second copy of all.
-        for rows in chunks(len(z), 64 * size):
-            metric.apply_(z[rows])
-        norms = matrix_norms(z, block.groups)
-    norms = bound_from_above(norms, z, plain, block, metric)
-    summed = MaterializedGradients(z, block.groups)
-    return LayerNorms(norms, summed, whitened=True)
-
-
-def _norms_of_chunks(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
-    """Return norms of large gradients, formed in chunks; the sum comes from one product."""
-
-    def bound(part: MatrixBlock) -> Tensor:
-        if isinstance(metric, Eigenbasis):
-            z = _rotate(part, metric)
-            plain = norms = matrix_norms(z, block.groups)
-            z *= metric.scale
-        else:
-            z = part.per_example()
-            plain = norms = matrix_norms(z, block.groups)
-            metric.apply_(z)
-        if not metric.is_identity:
-            norms = matrix_norms(z, block.groups)
-        return bound_from_above(norms, z, plain, part, metric)
-
-    norms = block.map_examples(bound, block.num_entries)
-    return LayerNorms(norms, block)
-
-
 def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     """Return gradients in the eigenbasis `[N * groups, d_out, d_in]`.
 
@@ -297,7 +314,7 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
 
 
 def bound_from_above(
-    mapped_norms: Tensor, mapped: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
+    norms: Tensor, like: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
@@ -307,8 +324,8 @@ def bound_from_above(
     √T u ‖U_A‖‖U_G‖ Σ_t ‖a_t‖‖b_t‖ over `MAX_ROUNDING_FRACTION`.
 
     Args:
-        mapped_norms: norms of the mapped gradients `[N]`, not rounded up.
-        mapped: a tensor of their type.
+        norms: of the mapped gradients `[N]`, not rounded up.
+        like: a tensor of their type.
         plain_norms: ‖g‖ `[N]`, or an upper bound.
         block: what is summed.
         metric: its map.
@@ -317,18 +334,18 @@ def bound_from_above(
     size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         size = d_in + d_out + 8  # as with one position
-    norms = mapped_norms * (1 + size * roundoff(mapped))
+    norms = norms * (1 + size * roundoff(like))
     is_summed_here = is_always_kept(block, metric)
     if isinstance(block, ConvBlock) and is_summed_here:
-        return norms  # images of one size keep the order
+        # Images of one size keep the order.
+        return norms + _rounding_of_map(block, metric, plain_norms, plain_norms)
     magnitudes, positions = bound_magnitudes(block)
+    norms = norms + _rounding_of_map(block, metric, plain_norms, magnitudes)
     if not is_summed_here:
-        summing = rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
-        mapping = _rounding_of_map(block, metric, plain_norms, magnitudes)
-        norms = norms + (summing + mapping)
+        norms += rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
     if isinstance(block, ConvBlock):
         return norms
-    unit = roundoff(mapped) / MAX_ROUNDING_FRACTION * metric.operator_norm
+    unit = roundoff(like) / MAX_ROUNDING_FRACTION * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
     return torch.maximum(norms, least)

@@ -115,15 +115,6 @@ class Kronecker(_Entry):
         mapped = sides.input.apply(g)
         return sides.output.apply_left(mapped)
 
-    def apply_(self, g: Tensor) -> None:
-        """Put z into the memory of g `[n, d_out, d_in]`."""
-        sides = self.merge_scalar()
-        is_one_sided = sides.output == Identity() and g.is_contiguous()
-        if isinstance(sides.input, LowRank) and is_one_sided:
-            sides.input.apply_(g)
-        else:
-            g.copy_(self.apply(g))
-
     def map_factors(self, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return v, c and s such that s ⊙ v cᵀ is the map of u aᵀ up to a rotation, s None for 1.
 
@@ -214,10 +205,6 @@ class Eigenbasis(_ScaledEntry):
         excess = self.scale - self.rest
         scaled = self.rotate(g) * excess
         return g * self.rest + self.rotate_back(scaled)
-
-    def apply_(self, g: Tensor) -> None:
-        """Put z into the memory of g `[n, d_out, d_in]`."""
-        g.copy_(self.apply(g))
 
     @property
     def scales(self) -> NamedTensors:

@@ -3,9 +3,9 @@
 `per_example_norms` takes the block of one layer and its map, and the file of its kind does the
 rest. A linear layer or a convolution (`linear_norms`) has one of three methods with the same
 result: rank-one (one position), Gram (T×T products, no gradient formed) and materialised
-(gradients formed in chunks). A rule on the widths of a layer picks one (`norm_methods`). Whitened
-rows or gradients that had to be formed for the norm are kept. The clipped sum is taken of those
-very numbers.
+(gradients formed in chunks). A rule on the widths of a layer picks one (`norm_methods`). The
+clipped sum is taken of the whitened rows themselves where these are kept. Gradients are summed
+before they are mapped, and the bound counts what the map of the sum may round.
 
 The bound of an example may not depend on other examples. A longer neighbour pads all rows of a
 micro-batch. If it changed an example's bound, the contribution of that example would change, and

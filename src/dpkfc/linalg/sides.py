@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.linalg.row_norms import has_columns
+from dpkfc.linalg.thin_products import multiply
 
 
 class _Side:
@@ -193,34 +194,57 @@ class LowRank(_Side):
         """Map the last axis of x `[..., d]`."""
         if has_columns(x):
             return self.apply_left(x.mT).mT
-        return self.apply_(x.clone(memory_format=torch.contiguous_format))
-
-    def apply_(self, x: Tensor) -> Tensor:
-        """Map the last axis of a contiguous x `[..., d]` in its own memory."""
-        rows = x.view(-1, x.shape[-1])
-        coordinates = rows @ self.vectors
-        coordinates *= self._excess
-        rows.addmm_(coordinates, self.vectors.T, beta=self.tail)
-        return x
+        rows = x.reshape(-1, x.shape[-1])
+        coordinates = self.project(rows) * self._excess
+        mapped = multiply(coordinates, self.vectors.T)
+        return mapped.add_(rows, alpha=self.tail).view(x.shape)
 
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
         d = x.shape[-1]
         rows = x.reshape(-1, d)
-        coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1])
+        coordinates = multiply(rows, self.vectors[:-1])
+        coordinates += self.vectors[-1]
         coordinates *= self._excess
-        out = coordinates @ self.vectors.T
+        out = multiply(coordinates, self.vectors.T)
         out[:, :d].add_(rows, alpha=self.tail)
         out[:, d] += self.tail
         return out.view(*x.shape[:-1], d + 1)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return the coordinates x V `[..., k]` of rows x `[..., d]`."""
+        rows = x.reshape(-1, x.shape[-1])
+        return multiply(rows, self.vectors).view(*x.shape[:-1], self.vectors.shape[1])
+
+    def project_left(self, x: Tensor) -> Tensor:
+        """Return Vᵀ x `[n, k, t]` of columns x `[n, d, t]`."""
+        vectors = self.vectors.expand(len(x), *self.vectors.shape)
+        return torch.bmm(vectors.mT, x)
+
+    @cached_property
+    def defect(self) -> float:
+        """Return ‖VᵀV − I‖, which is rounding where the columns are orthonormal."""
+        vectors = self.vectors.double()
+        products = vectors.T @ vectors
+        products.diagonal().sub_(1)
+        return float(products.norm())
+
+    def square_excess(self) -> Tensor:
+        """Return what the squared scale has above the squared tail, `[k]` in float64."""
+        return self.scale.double().square() - self.tail**2
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
         each = x.reshape(-1, *x.shape[-2:])
         vectors = self.vectors.expand(len(each), *self.vectors.shape)
-        coordinates = torch.bmm(vectors.mT, each)
-        coordinates *= self._excess.unsqueeze(-1)
+        coordinates = self.project_left(each) * self._excess.unsqueeze(-1)
         return torch.baddbmm(each, vectors, coordinates, beta=self.tail).view(x.shape)
+
+    def map_columns_(self, x: Tensor, coordinates: Tensor) -> Tensor:
+        """Map columns x `[n, d, t]` in their own memory, given Vᵀ x `[n, k, t]`."""
+        vectors = self.vectors.expand(len(x), *self.vectors.shape)
+        scaled = coordinates * self._excess.unsqueeze(-1)
+        return x.baddbmm_(vectors, scaled, beta=self.tail)
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
