@@ -213,6 +213,14 @@ def test_no_drawn_record_has_a_mask_that_hides_all_of_it(integers):
         assert {type(x["mask"]) for x in drawn} == {type(mask)}
 
 
+def test_masks_by_name_are_of_zeros_and_ones():
+    """Else no record would be shorter than another where a collate function cuts to the masks."""
+    ids = torch.zeros(6, dtype=torch.long)
+    drawn = draw_public_rows({"ids": ids, "attention_mask": ids}, 50, list, "tokens").records
+    assert {int(x) for record in drawn for x in record["attention_mask"]} == {0, 1}
+    assert {int(x) for record in drawn for x in record["ids"]} == {0, 1, 2, 3}
+
+
 def test_numbers_of_a_list_are_drawn_as_those_of_a_tensor():
     drawn = draw_public_rows(
         {"ids": [0] * 50, "scores": [0.0] * 50, "flags": [True]}, 4, list, "tokens"

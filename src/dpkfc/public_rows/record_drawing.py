@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -158,12 +158,19 @@ class RecordDrawer:
                 kind = _NUMBERS.get(np.asarray(like).dtype.kind, torch.int64)
                 return self._tensor(kind, [*shape], are_single=True).tolist()
             return [self.value_like(like, sizes, (*place, 0)) for _ in range(*shape)]
-        values = {key: self.value_like(y, sizes, (*place, key)) for key, y in _items(x)}
+        values = {}
+        for key, y in _items(x):
+            # A collate function may cut a batch to the longest mask in it.
+            draw = replace(self, integers="bits") if self._is_mask(key) else self
+            values[key] = draw.value_like(y, sizes, (*place, key))
         if isinstance(x, Mapping):
             return values
         if hasattr(x, "_fields"):
             return type(x)(*values.values())
         return type(x)(values.values())
+
+    def _is_mask(self, key: Any) -> bool:
+        return self.integers == "tokens" and isinstance(key, str) and key.endswith("mask")
 
     def _image(self, x: Any, shape: Sequence[int]) -> Any:
         channels = np.asarray(x).shape[2:]
