@@ -516,6 +516,16 @@ def test_a_flag_without_effect_is_said_before_anything_is_spent():
     assert code == 0 and "without effect" not in text
 
 
+def test_a_schema_and_settings_that_change_places_are_named(tmp_path):
+    path, schema = write_patients(tmp_path)
+    code, text = call_flat("train", "--config", schema)
+    assert code == 2 and "holds a schema; give it by --schema" in text
+    config = tmp_path / "config.toml"
+    config.write_text('[run]\nrecipe = "digits"\n', "utf-8")
+    code, text = call_flat("train", "--data", path, "--schema", config)
+    assert code == 2 and "holds settings of a run; give them by --config" in text
+
+
 def test_train_says_its_method_and_why(tmp_path):
     path, schema = write_patients(tmp_path)
     budget = tmp_path / "budget.toml"

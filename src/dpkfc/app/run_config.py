@@ -74,7 +74,7 @@ class RunConfig:
         if not privacy.max_grad_norm and self.preconditioner.preconditioner not in rule_of_clip:
             raise ConfigError(
                 "max_grad_norm = auto (or 0) is for preconditioner = 'moments', got"
-                f" {self.preconditioner.preconditioner!r}: give C, or another method, as dp-kfc-a"
+                f" {self.preconditioner.preconditioner!r}: give C above 0"
             )
         longest = self.optimizer.schedule_steps
         if privacy.steps and longest > privacy.steps:

@@ -20,9 +20,11 @@ def flatten(content: Settings, where: str) -> dict[str, Any]:
         where: name of the file, for errors.
 
     Raises:
-        ConfigError: an unknown key or section, with the nearest known one, or a key in the wrong
-            section.
+        ConfigError: an unknown key or section, with the nearest known one, a key in the wrong
+            section, or a schema.
     """
+    if content.keys() & {"columns", "classes", "target_bounds"}:
+        raise ConfigError(f"{where}: holds a schema; give it by --schema")
     settings: dict[str, Any] = {}
     for section, value in content.items():
         if not isinstance(value, Mapping):

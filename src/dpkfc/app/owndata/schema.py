@@ -189,6 +189,8 @@ def read_schema(path: Path, target: str = "", *, may_be_open: bool = False) -> S
     """
     where = str(path)
     content = read_toml(path)
+    if isinstance(content.get("run"), Mapping):
+        raise ConfigError(f"{where}: holds settings of a run; give them by --config")
     columns = content.pop("columns", {})
     images = content.pop("images", {})
     text = content.pop("text", {})
