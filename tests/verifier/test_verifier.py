@@ -209,6 +209,11 @@ def test_a_card_that_was_filled_in_after_its_certificate_says_what_to_do(copied)
     assert call("ledger", "verify", copied).exit_code == 0
 
 
+def test_a_total_with_a_folder_that_is_missing_says_so(good, tmp_path, capsys):
+    assert main([str(good["certified"]), str(tmp_path / "none")]) == 2
+    assert "a ledger cannot be read, see above" in capsys.readouterr().out
+
+
 def test_a_certificate_of_a_later_version_is_not_judged(copied):
     path = copied / "certificate.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": 2}))

@@ -169,7 +169,9 @@ def add_up(reports: Sequence[Report]) -> str:
     """
     headers = [report.ledger.header for report in reports]
     kinds = {(str(x.get("unit")).split(" (")[0], x.get("neighbouring_relation")) for x in headers}
-    if not all(headers) or len(kinds) > 1:
+    if not all(headers):
+        return f"{OPEN}: a ledger cannot be read, see above"
+    if len(kinds) > 1:
         return f"{OPEN}: these runs have no common unit, so their ε do not add up"
     if len({report.ledger.heads[0] for report in reports}) < len(reports):
         return f"{OPEN}: a ledger is given twice"
