@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # PET_Dosage takes the brain for the body and the body for the brain: the dose for a scan of the whole body is
-# the same for 50 and for 100 kg, and the dose for the brain of somebody of 100 kg is 80 times too high.
+# the one for a brain, whatever the weight, and the dose for the brain of somebody of 100 kg is 80 times too high.
 #
 # Packages: PET_Dosage 0.0.3, numpy 1.26.4, pandas 2.2.3.
 # Behaviour: main asks to "enter 0 if full body or 1 if brain". finding_volume takes mass / density for 1, and the
