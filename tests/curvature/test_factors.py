@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dpkfc.curvature.eigen import Eigen
 from dpkfc.curvature.factor_sums import FactorAccumulator
 from dpkfc.curvature.factors import DiagonalFactor, IsotropicFactor
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, LayerFactors
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 from tests.curvature.toys import dense_matrix, kronecker_factors
 from tests.models import randn
@@ -154,3 +154,11 @@ def test_bad_rows_are_named():
 @pytest.mark.parametrize("shape", ["full", "diagonal", "isotropic"])
 def test_a_side_that_saw_no_position_has_no_direction(shape):
     assert FactorAccumulator(3, shape=shape).result() == IsotropicFactor(3, 0.0)
+
+
+@pytest.mark.parametrize("mean", [0.1, 1 / 3, 3e-7, 49.0, 1e9])
+def test_every_layer_has_the_same_output_side_where_inputs_alone_are_whitened(mean):
+    """Layers that read the same rows then share the whitened ones."""
+    sides = {"output": IsotropicFactor(7, mean)}
+    layer = LayerFactors("outer", sides, {}, torch.float32, torch.device("cpu"), {})
+    assert layer.normalise().sides == {"output": IsotropicFactor(7, 1.0)}
