@@ -160,5 +160,12 @@ def test_a_side_that_saw_no_position_has_no_direction(shape):
 def test_every_layer_has_the_same_output_side_where_inputs_alone_are_whitened(mean):
     """Layers that read the same rows then share the whitened ones."""
     sides = {"output": IsotropicFactor(7, mean)}
-    layer = LayerFactors("outer", sides, {}, torch.float32, torch.device("cpu"), {})
+    layer = LayerFactors(
+        kind="outer",
+        sides=sides,
+        shapes={},
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        notes={},
+    )
     assert layer.normalise().sides == {"output": IsotropicFactor(7, 1.0)}

@@ -85,12 +85,12 @@ class LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides = dict(self.sides)
         for name, factor in self.sides.items():
-            if isinstance(factor, IsotropicFactor) and not is_empty(factor):
+            if is_empty(factor):
+                continue
+            sides[name] = factor.scale_by(1 / factor.mean)
+            if isinstance(factor, IsotropicFactor):
                 # Exactly 1 in every layer: layers that read the same rows share whitened ones.
-                factor = IsotropicFactor(factor.dim, 1.0)
-            elif not is_empty(factor):
-                factor = factor.scale_by(1 / factor.mean)
-            sides[name] = factor
+                sides[name] = IsotropicFactor(factor.dim, 1.0)
         return replace(self, sides=sides)
 
 
