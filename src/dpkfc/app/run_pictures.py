@@ -244,7 +244,8 @@ def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "")
         caption = f"{caption}; {len(chosen)} of {len(columns)} columns shown"
     outputs = columns[0].outputs
     reach = np.max([np.ptp(item.effects, axis=0) for item in chosen or columns], axis=0)
-    kept = sorted(np.argsort(-reach, kind="stable")[: len(PALETTE)])
+    order: list[int] = np.argsort(np.negative(reach), kind="stable").tolist()
+    kept = sorted(order[: len(PALETTE)])
     if len(kept) < len(outputs):
         caption = f"{caption}; {len(kept)} of {len(outputs)} classes shown, which reach farthest"
     rows = max(1, math.ceil(len(chosen) / 2))
@@ -288,7 +289,9 @@ def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
     if is_linear:
         axes.xaxis.set_major_locator(MaxNLocator(4))
         return
-    marks = np.linspace(0, len(places) - 1, 4).round().astype(int) if item.is_curve else places
+    marks: list[int] = places.tolist()
+    if item.is_curve:
+        marks = np.linspace(0, len(places) - 1, 4).round().astype(int).tolist()
     shown = 10 if _is_of_days(item.values) else 16
     names = [_name_value(item.values[mark], shown) for mark in marks]
     axes.set_xticks(marks, names, rotation=40, ha="right", fontsize=7)

@@ -245,7 +245,7 @@ def _check_mean(numbers: Samples, releases: int) -> Finding:
         check="noise mean",
         measured=f"{score:+.2f} standard errors",
         bound=f"within ± {limit:.2f}",
-        passed=abs(score) <= limit,
+        passed=bool(abs(score) <= limit),
         detail=f"{numbers.size:,} numbers, {releases} releases",
     )
 

@@ -217,7 +217,7 @@ def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, fl
         # Every batch has the one possible size: the test of possible batches has seen that.
         return {}
     deviations = sizes - distribution.mean
-    total_score = deviations.sum() / math.sqrt(steps * variance)
+    total_score = float(deviations.sum()) / math.sqrt(steps * variance)
     squares = float((deviations**2).sum())
     squares_variance = steps * (distribution.moment(4) - variance**2)
     products = (deviations[1:] * deviations[:-1]).sum()

@@ -83,7 +83,7 @@ class _Record:
 
 
 class _Arrival:
-    """A hook at an output of a layer that needs no memory but that of its gradients.
+    """A hook at an output of a layer, which keeps none of its inputs alive.
 
     Attributes:
         use: takes the gradient when it arrives, in a pass whose calls are wanted.
@@ -302,7 +302,7 @@ class Tape:
             return None
         call = self._calls.pop()[1]
         outputs = tensors_of(output)
-        bases = [_whole_base(x, module) for x in outputs]
+        bases = [base for x in outputs if (base := _whole_base(x, module)) is not None]
         self._end_call(call, [*outputs, *filter(self.tracker.axis, bases)])
         if output is None:
             return None

@@ -2,7 +2,7 @@
 
 With U = tail · I + V diag(scale − tail) Vᵀ and orthonormal V, the square is
 ‖g U‖² = tail² ‖g‖² + Σ_k (scale_k² − tail²) ‖g v_k‖². The coordinates g V are half of the work for
-g U, and nothing of the size of g is written. With a low rank on both sides Wᵀ g counts likewise.
+g U, and no second g is written. With a low rank on both sides Wᵀ g counts likewise.
 
 Where g lies mostly along directions of small scale, terms cancel. With u the unit roundoff and
 λ = 4 as in `norms`, the coordinates lose λ √d u ‖g‖, and a square 2 λ √d u ‖U‖² ‖g‖². This is

@@ -168,7 +168,7 @@ def text_of_bytes(value: bytes) -> str | None:
 def id_of_bytes(value: bytes) -> str:
     """Return the one text of an id: bytes that are not a text are written as digits."""
     text = text_of_bytes(value)
-    # Spaces and ends of lines around an id are no part of it.
+    # Spaces and ends of lines around an id do not belong to it.
     return text if text is not None and text.strip().isprintable() else value.hex()
 
 
