@@ -90,8 +90,8 @@ def read_choices(file: Path | None, flags: Settings) -> dict[str, Any]:
             )
     if flags.get("max_grad_norm") == 0:
         raise ConfigError(
-            "--max-grad-norm 0 would leave no gradient; give a bound above 0, or auto for the rule of"
-            " dp-moments and of texts by an encoder"
+            "--max-grad-norm 0 would leave no gradient; give a bound above 0, or auto for the rule"
+            " of dp-moments and of texts by an encoder"
         )
     if flags.get("noise_multiplier") == 0:
         raise ConfigError(
