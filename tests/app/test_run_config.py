@@ -368,7 +368,7 @@ def test_auto_may_be_written_where_a_number_stands_for_it(tmp_path):
 
 
 def test_a_clip_or_noise_of_0_is_refused_as_a_flag_and_read_in_the_file_of_a_run(tmp_path):
-    with pytest.raises(ConfigError, match="--max-grad-norm 0 would leave nothing.*or auto"):
+    with pytest.raises(ConfigError, match="--max-grad-norm 0 would leave no gradient.*or auto"):
         read_choices(None, {"max_grad_norm": 0.0})
     with pytest.raises(ConfigError, match="--noise-multiplier 0 would add no noise; leave it out"):
         read_choices(None, {"noise_multiplier": 0.0})

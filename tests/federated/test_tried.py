@@ -216,8 +216,8 @@ def test_a_record_that_stands_twice_is_refused_where_one_example_is_protected():
     plan = plan_of(privacy=TrustedServer(), clients=2)
     for data, why in (
         ([Subset(rows, [1, 1, 2]), rows], "some records .*: leave repeats out"),
-        (halves, "4 records .*: give each record to one client"),
-        ([(x, y), (x, y)], "20 records .*: give each record to one client"),
+        (halves, "some records .*: give each record to one client"),
+        ([(x, y), (x, y)], "some records .*: give each record to one client"),
         ([(x[:10], y[:10]), (x[10:], y[10:])], None),
     ):
         with pytest.raises(ValueError, match=why) if why else nullcontext():
