@@ -75,9 +75,10 @@ def test_rows_of_tensors_come_as_the_loader_of_torch_stacks_them():
         """Read row by row, as any class but torch's own."""
 
     x = torch.randn(N, 6)
+    images = torch.randn(N, 2, 3).mT
     found = []
     for kind in (TensorDataset, Own):
-        dataset = kind(x, torch.arange(N), torch.arange(N).bool())
+        dataset = kind(x, torch.arange(N), torch.arange(N).bool(), images)
         loader = DataLoader(dataset, batch_size=1)
         _, model, optimizer, batches = private(mlp().float(), data_loader=loader)
         found.append([])
@@ -91,6 +92,7 @@ def test_rows_of_tensors_come_as_the_loader_of_torch_stacks_them():
     for one, other in zip(*found, strict=True):
         assert type(one) is type(other) is list
         assert [y.dtype for y in one] == [y.dtype for y in other]
+        assert [y.is_contiguous() for y in one] == [y.is_contiguous() for y in other]
         assert all(map(torch.equal, one, other))
 
 

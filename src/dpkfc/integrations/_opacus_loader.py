@@ -191,7 +191,8 @@ class PrivateLoader(DataLoader[Any]):
         """Yield the batches that torch's loader would make of tensors row by row."""
         for indices in self.physical:
             rows = torch.tensor(indices, dtype=torch.long)
-            yield [x[rows] for x in columns]
+            # Rows of images whose channels lie last in memory would keep that order.
+            yield [x[rows].contiguous() for x in columns]
 
     @property
     def sample_rate(self) -> float:
