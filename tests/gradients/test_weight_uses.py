@@ -9,7 +9,7 @@ from torch import nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.one_pass import batch_tracker, follow_pass
 from dpkfc.tracking.states import BatchAxis
-from tests.gradients.loop import loss_fn, record_gradients
+from tests.gradients.loop import assert_equals_a_loop, loss_fn, record_gradients
 from tests.models import randn
 from tests.zoo.brute_force import gradients_of_each
 
@@ -85,6 +85,20 @@ def test_positions_that_follow_the_place_in_the_batch_are_not_proved():
         call_model, model, find_layers(model), ids, batch_tracker(model, ids, N)
     )
     assert tape.failure(losses) is not None
+
+
+class Scaled(Positions):
+    """Positions times the sum of public numbers."""
+
+    def forward(self, ids, numbers):
+        return super().forward(ids, places_of(ids).expand(ids.shape)) * numbers.sum()
+
+
+@pytest.mark.parametrize("shape", [(N,), (N, N), (N, 3)])
+def test_a_public_tensor_as_long_as_the_batch_is_not_taken_for_rows(shape):
+    model, ids = Text(lambda ids: torch.ones(shape)).double(), torch.randint(0, 7, (N, 3))
+    model.positions = Scaled().double()
+    assert_equals_a_loop(model, (ids,), lambda model, batch: model(*batch))
 
 
 def call_model(model, batch):

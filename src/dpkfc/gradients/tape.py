@@ -847,8 +847,8 @@ def _has_equal_rows(
 ) -> bool:
     """Return whether a module that runs again for each example gives all of them equal rows.
 
-    Positions in BART read the shape of the token ids alone. In Whisper they read public rows, whose
-    axes are noted.
+    Positions in BART read the shape of the token ids alone. In Whisper they read public rows of
+    ids, whose axes are noted. Another public tensor may be as long as the batch by chance.
     """
     if layer.rule != "fallback" or call.kinds & {Parametric, Unknown}:
         return False
@@ -858,8 +858,11 @@ def _has_equal_rows(
         if not has_rows or not are_places_equal(x, BatchAxis(0), size):
             return False
     for i, x in enumerate(call.tensors):
-        if x.shape[:1] == (size,) and are_places_equal(x, BatchAxis(0), size):
-            call.axes[i] = call.axes[i] or BatchAxis(0)
+        is_row_each = x.shape[:1] == (size,) and are_places_equal(x, BatchAxis(0), size)
+        if call.axes[i] is None and is_row_each:
+            if x.dtype != torch.long or x.dim() < 2 or x.shape != outputs[0].shape[:-1]:
+                return False
+            call.axes[i] = BatchAxis(0)
     return any(call.axes)
 
 
