@@ -202,5 +202,5 @@ def test_a_file_of_texts_with_an_empty_line_leads_to_predictions(installed):
 def test_a_mistake_in_a_task_is_one_line_and_spends_nothing(installed):
     (installed.folder / "my_task.py").write_text(TASK, "utf-8")
     line = installed.refuse("train", "--task", "my_task:make", *FLAGS, "--out", "mistake")
-    assert "AttributeError: 'Tensor' object has no attribute 'missing' (line 6 of" in line
+    assert "my_task:make raised AttributeError (line 6 of my_task.py)" in line
     assert not (installed.folder / "mistake").exists()
