@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mpedtools merges pedigrees of different people without the error that it documents: whoever is missing in
-# the first file is dropped, and whoever has other parents in the second keeps those of the first.
+# mpedtools merges pedigrees of different people and raises no error, though it documents one: people whom
+# the first file lacks are dropped, and people with other parents in the second keep the parents of the first.
 #
 # Packages: mpedtools 0.1.0.
 # Behaviour: merge documents a ValueError for pedigrees with mismatched individuals. It compares nothing: it

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The detection error of ood-metrics has the weights of the two kinds exchanged: where 1 % are in distribution
-# and nothing can be told apart, it is 0.01 in place of 0.94 or more.
+# The detection error of ood-metrics has the weights of the two kinds exchanged: for scores of pure chance, with
+# 1 % of the images in distribution, it is 0.01 in place of 0.94 or more.
 #
 # Packages: ood-metrics 1.1.2, numpy 2.4.6, scikit-learn 1.9.1, matplotlib 3.11.2.
 # Behaviour: detection_error, documented as the misclassification probability when the TPR is 95 %, multiplies

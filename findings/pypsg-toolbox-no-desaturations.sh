@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pypsg-toolbox smooths oxygen saturation over five minutes before it counts desaturations: a recording with 27
-# an hour has none, and all measures of desaturations are 0.
+# pypsg-toolbox smooths oxygen saturation over five minutes before it counts desaturations: it finds no
+# desaturation in a recording with 27 an hour, and all measures of desaturations are 0.
 #
 # Packages: pypsg-toolbox 1.0.0, pobm 1.0.1, numpy 1.26.4, scipy 1.10.1, pandas 2.2.3, scikit-learn 1.5.2,
 #   lempel-ziv-complexity 0.2.2.

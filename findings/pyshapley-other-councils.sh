@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The power of the members of a council in pyshapley is right for the Security Council of the United Nations
-# and no other: a permanent member who has 0.6 of the power in a council of 5 has none in it.
+# and no other: in a council of 5 it gives 0 to a permanent member whose power is 0.6.
 #
 # Packages: pyshapley 0.1.0, numpy 1.26.4 and its other requirements.
 # Behaviour: GeneralCouncilGame takes the number of members, of permanent ones and of votes. Its formula for the

@@ -48,6 +48,22 @@ def _calls(name, rows, times=1):
     return module, [(x, torch.randn_like(module(x))) for x in inputs]
 
 
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", ["plain", "stride", "dilation", "groups", "line"])
+@pytest.mark.parametrize("count", [32, 33, 70])
+def test_many_examples_have_the_gradients_that_each_has_alone(name, count, views):
+    """More than 32 are formed in several parts."""
+    module, [(x, b)] = _calls(name, count * views)
+    block = conv_block(module, x, b).merge_rows(count, views)
+    alone = [block.select(slice(i, i + 1)).per_example() for i in range(count)]
+    assert_close(block.per_example(), torch.cat(alone))
+    inputs = x[-views:]
+    (weight,) = torch.autograd.grad(module(inputs), [module.weight], b[-views:])
+    width = weight[0].numel()
+    last = alone[-1].flatten(0, 1)[:, :width]
+    assert_close(last, weight.flatten(1))
+
+
 @pytest.mark.parametrize("views", [1, VIEWS])
 @pytest.mark.parametrize("name", sorted(set(CONVS) - {"line", "volume"}))
 def test_the_order_of_channels_in_memory_changes_nothing(name, views):

@@ -62,6 +62,15 @@ def test_gradients_that_a_side_shrinks_keep_an_upper_bound(scale, share, magnitu
     assert bool((found <= exact * 1.001 + rounding).all())
 
 
+def test_a_norm_from_coordinates_counts_what_they_may_lose():
+    """Norms that are given exactly leave no room of their own."""
+    metric = Kronecker(thin(300, 0.05), thin(8, 1.0, seed=1))
+    inside = random(500, 8, 5, seed=2) @ metric.input.vectors.T
+    g = inside + 0.1 * random(500, 8, 300, seed=3)
+    found = mapped_norms(g, exact_row_norms(g.flatten(1)), metric)
+    assert bool((found >= exact_norms(g, metric)).all())
+
+
 def test_columns_that_are_not_orthonormal_let_nothing_more_through():
     whole = thin(60, 0.2)
     bent = LowRank(whole.vectors * 3, whole.scale, whole.tail)
