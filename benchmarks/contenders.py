@@ -109,10 +109,11 @@ def open_session(
     config = PrivacyConfig(**{**sizes, "sampler": "fixed", **settings})
     plan = config.with_noise(NOISE, DELTA, setting.size)
     session = Session(plan, *setting.fresh(make), setting.data, **options)
-    batches = session.batches()
+    batches, case = session.batches(), setting.case
 
+    # The loss reaches no other model, as a user's does not: what it reaches is looked at.
     def step() -> None:
-        session.step(next(batches), lambda model, batch: setting.case.losses(model, *batch))
+        session.step(next(batches), lambda model, batch: case.losses(model, *batch))
 
     return session, step
 

@@ -52,12 +52,13 @@ def measure_times(
 
     entries: dict[str, Any] = {}
     live: dict[str, Any] = {}
+    first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         setting = setting_for(case, Path(folder), device)
         for name in names:
             try:
                 live[name] = CONTENDERS[name](setting)
-                live[name].step()
+                first[name], _ = time_call(live[name].step, device)
             # A peer that refuses a model is a result, not a failure of the benchmark.
             except Exception as error:
                 if name in ("plain", "dp_sgd", *OURS):
@@ -72,6 +73,7 @@ def measure_times(
         entries[name] = {
             **summary(list(seconds[name].values())),
             "processor_ms": _median_ms(processor),
+            "first_step_ms": round(1e3 * first[name], 1),
         }
         entries[name] |= {"note": contender.note} if contender.note else {}
     return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}

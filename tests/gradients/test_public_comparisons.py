@@ -2,6 +2,8 @@
 seen, and so are wrong rules.
 """
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -181,7 +183,39 @@ def test_passes_over_the_same_rows_are_made_once():
 
     train(Inner(note), rows(), sine_loss, steps=1)
     # The last one is private.
-    assert sorted(sizes[:-1]) == [1] * 5 + [2, 4, 4, 5, 8, 8, 16]
+    assert sorted(sizes[:-1]) == [1] * 5 + [2, 4, 4, 5, 8, 16]
+
+
+def test_passes_whose_values_alone_count_keep_no_activations():
+    """The largest batch of the check takes less memory than a step."""
+    hidden, kept = Heard(), Heard()
+
+    def note(h):
+        hidden.append(weakref.ref(h))
+        return h
+
+    def loss(model, batch):
+        outputs = model(batch[0])
+        kept.append((len(outputs), hidden[-1]() is not None))
+        return outputs.sin().sum(1)
+
+    train(Inner(note), rows(), loss, steps=1)
+    # A row alone is differentiated later.
+    assert (1, True) in kept
+    assert (16, False) in kept
+    assert (16, True) not in kept
+
+
+def force_loss(model, batch):
+    x = batch[0].clone().requires_grad_()
+    (force,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return force.square().sum(1)
+
+
+def test_a_loss_that_differentiates_is_checked_too():
+    train(Inner(torch.sin), rows(), force_loss, steps=1)
+    mixing = Inner(lambda h: h.sin() * h.mean(0))
+    assert_refused(open_session(mixing, rows()), "mixes", force_loss)
 
 
 @pytest.mark.parametrize("value", [lambda i: i == 15, lambda i: i % 8], ids=["last", "periodic"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from dpkfc.gradients.augmentation import Augmentation, augment_batch
 from dpkfc.gradients.layers import Layer, named_tensors
@@ -59,14 +60,27 @@ class PublicPasses:
         return losses
 
     def losses_of_rows(self, rows: PublicRows, indices: Sequence[int]) -> Tensor:
-        """Return the losses `[n]` of some rows, known ones without another pass."""
+        """Return the losses `[n]` of some rows, known ones without another pass.
+
+        Those of several rows have no graph.
+        """
         key = tuple(indices)
         losses = self.known.get(key)
         if losses is None:
+            batch = rows.batch(indices)
             with self._note_losses(key) as noted:
-                losses = self.losses(rows.batch(indices), len(key))
+                losses = self._values(batch, len(key)) if len(key) > 1 else self.losses(batch, 1)
                 noted.append(losses)
         return losses
+
+    def _values(self, batch: Any, size: int) -> Tensor:
+        """Return losses whose graph holds no activations: a large batch then takes little memory.
+
+        A loss that differentiates itself needs them, and runs again.
+        """
+        with suppress(Exception), saved_tensors_hooks(_drop, _refuse):
+            return self.losses(batch, size).detach()
+        return self.losses(batch, size).detach()
 
     @contextmanager
     def _note_losses(self, key: tuple[int, ...]) -> Iterator[list[Tensor]]:
@@ -132,3 +146,11 @@ class PublicPasses:
     def dtypes(self) -> set[torch.dtype]:
         """Return the types of the parameters."""
         return {p.dtype for p in named_tensors(self.layers).values()}
+
+
+def _drop(x: Tensor) -> None:
+    """Keep nothing of a tensor that autograd would save."""
+
+
+def _refuse(_: None) -> Tensor:
+    raise RuntimeError("autograd has saved nothing")
