@@ -62,7 +62,7 @@ class PublicPasses:
     def losses_of_rows(self, rows: PublicRows, indices: Sequence[int]) -> Tensor:
         """Return the losses `[n]` of some rows, known ones without another pass.
 
-        Those of several rows have no graph.
+        Losses of several rows have no graph.
         """
         key = tuple(indices)
         losses = self.known.get(key)
