@@ -149,7 +149,7 @@ class PublicPasses:
 
 
 def _drop(x: Tensor) -> None:
-    """Keep nothing of a tensor that autograd would save."""
+    """Drop a tensor that autograd would save."""
 
 
 def _refuse(_: None) -> Tensor:
