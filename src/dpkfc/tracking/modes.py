@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpkfc.tracking.batch_rules import UNFILLED, rule_name
 from dpkfc.tracking.harmless_reads import is_of_torch
+from dpkfc.tracking.pooling import run_operation
 from dpkfc.tracking.python_calls import (
     CHECKS_OF_CALLS,
     NOTES_OF_RESULTS,
@@ -76,7 +77,7 @@ class _Dispatch(_Mode, UncompiledMode):
         with torch._C.DisableTorchFunction():
             before = self._tracker.values_before(func, args, kwargs)
         try:
-            output = func(*args, **kwargs)
+            output = run_operation(func, args, kwargs)
         except Exception:
             self._note_error(func, args, kwargs)
             raise
