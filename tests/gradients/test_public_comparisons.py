@@ -404,6 +404,11 @@ def test_constant_numbers_are_numbers_that_could_have_been_drawn():
         assert 3 <= float(torch.empty(()).uniform_(3, 4)) < 4
         assert torch.randint(2, 5, ()) in (2, 3, 4)
         assert torch.zeros((), dtype=torch.int64).random_(3, 9) in range(3, 9)
+        x = torch.tensor([-2.0, 3.0], requires_grad=True)
+        y = F.rrelu(x, 0.5, 0.7, training=True)
+        (slopes,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, torch.tensor([-1.2, 3.0]))
+    torch.testing.assert_close(slopes, torch.tensor([0.6, 1.0]))
 
 
 def test_a_check_that_does_not_fit_is_made_of_half_of_the_rows_down_to_two(monkeypatch):

@@ -4,6 +4,7 @@ loop over single examples.
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dpkfc.gradients.discovery import find_layers
@@ -12,6 +13,7 @@ from dpkfc.tracking.states import BatchAxis
 from tests.gradients.loop import assert_equals_a_loop, loss_fn, record_gradients
 from tests.models import randn
 from tests.zoo.brute_force import gradients_of_each
+from tests.zoo.registry import Network
 
 N, D = 5, 4
 
@@ -156,8 +158,68 @@ def test_matrices_of_heads_get_the_gradient_of_each_example_in_one_pass(read):
     def losses(module, batch):
         return loss_fn(module, batch).unflatten(0, (len(batch[0]), -1)).sum(1)
 
+    assert_one_pass_equals_a_loop(model, losses, x)
+
+
+def assert_one_pass_equals_a_loop(model, losses, x):
     found = record_gradients(model, losses, (x,), N)
     expected = gradients_of_each(model, [(x[i : i + 1],) for i in range(N)], losses)
     for one, other in zip(found, expected, strict=True):
         for name, gradient in other.items():
             torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11)
+
+
+HEADS_OF_ONES_OWN = {
+    "normalized": lambda x, w, b: F.linear(F.normalize(x, dim=-1), F.normalize(w)),
+    "with a computed bias": lambda x, w, b: F.linear(x, w, b.exp()),
+    "with a bias of one number": lambda x, w, b: F.linear(x, w) + b[:1],
+    "computed twice": lambda x, w, b: F.linear(x, w.exp())[..., None] @ F.normalize(b[None]),
+    "transposed": lambda x, w, b: F.linear(F.linear(x, w), w.T),
+    "symmetric": lambda x, w, b: F.linear(x, w.T @ w),
+    "times a vector": lambda x, w, b: F.linear(x, w[0].exp()),
+    "without a gradient": lambda x, w, b: F.linear(x, w.detach() * 2) + b,
+    "cosines": lambda x, w, b: F.cosine_similarity(x[..., None, :], w, dim=-1),
+    "distances": lambda x, w, b: F.pairwise_distance(x[..., None, :], w),
+    "distances to the rows": lambda x, w, b: torch.cdist(x, w),
+    "bounded": lambda x, w, b: torch.clamp(x[..., :3], min=b - 1, max=b + 1),
+}
+
+
+@pytest.mark.parametrize("read", HEADS_OF_ONES_OWN.values(), ids=HEADS_OF_ONES_OWN)
+def test_a_head_of_ones_own_gets_the_gradient_of_each_example_in_one_pass(read):
+    torch.manual_seed(0)
+    parts = {"layer": nn.Linear(D, D), "w": nn.Parameter(randn(3, D)), "b": nn.Parameter(randn(3))}
+    model = Network(lambda m, x: read(m.layer(x), m.w, m.b), **parts).double()
+    assert_one_pass_equals_a_loop(model, loss_fn, randn(N, 5, D))
+
+
+LOOKUPS = {
+    "rows": lambda ids, table: table[ids],
+    "from the end": lambda ids, table: table[ids - 7],
+    "numbers": lambda ids, table: table[:, 0].exp()[ids],
+    "computed": lambda ids, table: table.exp()[ids],
+    "transposed": lambda ids, table: table.T.exp().T[ids],
+    "matrices": lambda ids, table: table.view(7, 2, 2)[ids],
+    "last row of padding": lambda ids, table: F.embedding(ids, table, -1),
+    "computed, with padding": lambda ids, table: F.embedding(ids, table.exp(), padding_idx=-1),
+    "no rows": lambda ids, table: table[ids[:, :0]].sum(1) + table[ids].sum(1),
+}
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS.values(), ids=LOOKUPS)
+def test_a_table_that_is_indexed_gets_the_gradient_of_each_example_in_one_pass(look_up):
+    """`padding_idx` may count from the end, as an index may."""
+    parts = {"words": nn.Embedding(7, D), "table": nn.Parameter(randn(7, D))}
+
+    def forward(m, ids):
+        return torch.cat([m.words(ids).flatten(1), look_up(ids, m.table).flatten(1)], 1)
+
+    ids = torch.randint(7, (N, 3))
+    ids[::2, 1] = 6
+    assert_one_pass_equals_a_loop(Network(forward, **parts).double(), loss_fn, ids)
+
+
+def test_a_bias_of_one_number_for_all_outputs_is_taken_alone():
+    parts = {"w": nn.Parameter(randn(3, D)), "b": nn.Parameter(randn(1)), "layer": nn.Linear(D, D)}
+    model = Network(lambda m, x: F.linear(m.layer(x), m.w, m.b), **parts).double()
+    assert_equals_a_loop(model, (randn(N, D),))

@@ -152,7 +152,9 @@ def build_elementwise_table():
                 "fill_": lambda x: x.fill_(1.5),
                 "masked_fill": lambda x: x.masked_fill(x > 0.5, 0.0),
                 "gelu_": lambda x: aten.gelu_(x),
-                "rrelu_with_noise": lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x)),
+                "rrelu_with_noise": lambda x: aten.rrelu_with_noise(
+                    x - 0.5, torch.rand(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+                ),
                 "resolve_neg": infer(lambda x: aten.resolve_neg(x)),
                 "hardswish": F.hardswish,
                 "log_sigmoid": lambda x: aten.log_sigmoid_forward(x)[0],

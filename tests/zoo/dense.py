@@ -27,6 +27,11 @@ def prelu_per_channel():
     return nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3))
 
 
+@register("activations", vectors(), classify, is_random=True)
+def rrelu_of_random_slopes():
+    return nn.Sequential(nn.Linear(4, 6), nn.RReLU(), nn.Linear(6, 3))
+
+
 register_mlp = register("mlp", vectors(), classify)
 
 

@@ -116,6 +116,17 @@ add_architecture(
 )
 
 
+def _gaussian(model, batch):
+    x, y = batch
+    mean, raw = model(x).unbind(-1)
+    return F.gaussian_nll_loss(mean, y, F.softplus(raw), reduction="none", full=True)
+
+
+add_architecture(
+    "loss_of_a_gaussian", "losses", lambda: mlp(classes=2), targets((4,), ()), _gaussian
+)
+
+
 def _tasks(n):
     g = generator_of(n)
     return normal(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g), normal(n, generator=g)

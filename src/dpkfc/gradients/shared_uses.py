@@ -32,14 +32,19 @@ from dpkfc.tracking.tracker import Tracker
 
 _ELEMENTWISE = split_names(
     "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv "
-    "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul"
+    "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul addcdiv "
+    "clamp clip cosine_similarity pairwise_distance hypot atan2 logaddexp remainder vecdot "
+    "mse_loss l1_loss smooth_l1_loss huber_loss"
 )
-_BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention")
+_BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention cdist")
+_WEIGHT_USES = split_names("linear embedding matmul mm rmatmul getitem")
 _SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
 # How many trailing dimensions do not broadcast.
 _TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
-_SMALL = 1 << 16  # entries of an operand of einsum that gets a row an example
+# Entries of an indexed table, a computed matrix or an operand of einsum that get a row an example.
+_SMALL = 1 << 16
 _EINSUM = re.compile("[a-zA-Z]+(,[a-zA-Z]+)*->[a-zA-Z]*")
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
 _TRANSPOSING = split_names("t T mT transpose swapaxes permute")
 
 
@@ -117,12 +122,12 @@ class _Product:
 class WeightUse:
     """A trainable matrix that a function read itself.
 
-    The function is `F.linear(x, weight)` or `F.embedding(ids, weight)`.
+    The function is `F.linear(x, weight)`, `F.embedding(ids, weight)` or `weight[ids]`.
 
     Attributes:
         product: what the function computed, its input detached.
         names: id of the weight and of the bias to its name in the model. Those that a layer covers
-            are absent.
+            or that were computed are absent.
         axis: the batch axis of the input.
         output_axis: the batch axis of the output.
         edge: where the gradients of the output arrive.
@@ -145,7 +150,9 @@ class WeightUse:
             a = a.to(b.dtype)
             of_weight = a.mT @ b if product.crosswise else b.mT @ a
         else:
-            lookup = Lookup.build(a, b, size, len(product.weight), product.padding)
+            count = len(product.weight)
+            b = b.reshape(*a.shape, product.weight.shape[1:].numel())
+            lookup = Lookup.build(a % count, b, size, count, product.padding)
             of_weight = lookup.per_example()
         both = ((product.weight, of_weight), (product.bias, b.sum(1)))
         gradients = {}
@@ -153,6 +160,31 @@ class WeightUse:
             if id(p) in self.names:
                 gradients[self.names[id(p)]] = g.reshape(size, *p.shape)
         return gradients
+
+
+@dataclass(frozen=True)
+class ComputedWeightUse:
+    """A matrix or a bias that was computed from parameters alone, and read as a `WeightUse` is.
+
+    Attributes:
+        source: the matrix or the bias.
+        use: where it was read; it has the name "" there.
+    """
+
+    source: Tensor
+    use: WeightUse
+
+    @property
+    def edge(self) -> GradientEdge:
+        """Return where the gradients of the output arrive."""
+        return self.use.edge
+
+    def gradients(self, gradient: Tensor, size: int) -> Tensor:
+        """Return gradients `[N, *source.shape]` from the gradient of the output."""
+        return self.use.gradients(gradient, size)[""]
+
+
+Meeting = SharedTensorUse | ComputedWeightUse
 
 
 @dataclass
@@ -168,7 +200,7 @@ class SharedUses:
 
     tracker: Tracker
     names: Mapping[int, str]
-    meetings: list[SharedTensorUse] = field(default_factory=list)
+    meetings: list[Meeting] = field(default_factory=list)
     weights: list[WeightUse] = field(default_factory=list)
     _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -184,7 +216,7 @@ class SharedUses:
             return self._spread(function, args, kwargs)
         if name in _TRANSPOSING:
             return self._transpose(function, args, kwargs)
-        if name in ("linear", "embedding", "matmul", "rmatmul"):
+        if name in _WEIGHT_USES:
             used = self._weight(function, name, args, kwargs)
             if used is not None:
                 return used
@@ -301,13 +333,16 @@ class SharedUses:
             return None
         x, weight = product.input, product.weight
         axis = self.tracker.axis(x)
-        read = [p for p in (weight, product.bias) if self.tracker.state(p) is not None]
-        are_named = all(id(p) in self.names for p in (weight, *read))
-        if axis is None or not are_named:
+        states = {id(p): self.tracker.state(p) for p in (weight, product.bias)}
+        read = [p for p in (weight, product.bias) if states[id(p)] is PARAMETRIC]
+        computed = [p for p in read if id(p) not in self.names]
+        if axis is None or not read or not {*states.values()} <= {None, PARAMETRIC}:
             return None
-        if name != "embedding" and axis.dim >= x.dim() - 1:
+        if sum(p.numel() for p in (read if name == "getitem" else computed)) > _SMALL:
             return None
-        covered = [weight, *read, *product.given]
+        if x.is_floating_point() and axis.dim >= x.dim() - 1:
+            return None
+        covered = [*read, *product.given]
         outputs = list[Tensor]()
         self.tracker.cover(covered)
         try:
@@ -319,29 +354,45 @@ class SharedUses:
         if output_axis is None or result.grad_fn is None:
             self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
-        names = {id(p): self.names[id(p)] for p in read}
+        names = {id(p): self.names[id(p)] for p in read if id(p) in self.names}
         product = replace(product, input=x.detach())
-        edge = get_gradient_edge(result)
-        self.weights.append(WeightUse(product, names, axis, output_axis, edge))
+        use = WeightUse(product, names, axis, output_axis, get_gradient_edge(result))
+        if names:
+            self.weights.append(use)
+        for p in computed:
+            if p.requires_grad:
+                self.meetings.append(ComputedWeightUse(p, replace(use, names={id(p): ""})))
         return result
 
     def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:
         """Return what a function is asked to multiply or look up, None where no rule is known."""
+        bias = None
         if name == "embedding":
-            given = name_arguments(("input", "weight", "padding_idx"), args, kwargs)
+            given = name_arguments(_EMBEDDING, args, kwargs)
             if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
                 return None
-            return _Product(given["input"], given["weight"], padding=given.get("padding_idx"))
+            padding = given.get("padding_idx")
+            if padding is not None:
+                padding %= len(given["weight"])
+            return _Product(given["input"], given["weight"], padding=padding)
+        if name == "getitem":
+            weight, ids = args
+            is_lookup = isinstance(ids, Tensor) and ids.dtype in (torch.long, torch.int)
+            return _Product(ids, weight) if is_lookup else None
         if name == "linear":
             given = name_arguments(("input", "weight", "bias"), args, kwargs)
-            return _Product(given["input"], given["weight"], given.get("bias"))
-        matrix, x = args[:2]
-        if name == "matmul":
-            x, matrix = args[:2]
+            x, matrix, bias = given["input"], given["weight"], given.get("bias")
+            if bias is not None and bias.shape != matrix.shape[:-1]:
+                return None
+        else:
+            matrix, x = args[:2]
+            if name in ("matmul", "mm"):
+                x, matrix = args[:2]
         _, weight = self._transposed.get(id(matrix), (matrix, matrix))
         if not isinstance(x, Tensor) or weight.dim() > 2:
             return None
-        return _Product(x, weight, given=(matrix,), crosswise=weight is matrix)
+        crosswise = (weight is matrix) != (name == "linear")
+        return _Product(x, weight, bias, given=(matrix,), crosswise=crosswise)
 
 
 def _name_of(function: Any) -> str:
@@ -354,7 +405,7 @@ def _name_of(function: Any) -> str:
 
 
 def pull_back(
-    meetings: Sequence[SharedTensorUse],
+    meetings: Sequence[Meeting],
     arrived: dict[Any, Tensor | None],
     targets: Sequence[GradientEdge | Tensor],
     size: int,

@@ -58,7 +58,7 @@ def pointwise(operation: Operation) -> Answer:
 
 _POINTWISE = """
     _to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel
-    fill masked_fill rrelu_with_noise binary_cross_entropy_backward real imag conj _conj
+    fill masked_fill binary_cross_entropy_backward real imag conj _conj
     resolve_conj resolve_neg gelu hardswish hardsigmoid_backward hardswish_backward
     log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward
     softplus_backward mish_backward polar complex normal uniform random exponential zero
@@ -79,9 +79,12 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@rule_of_first("isin bucketize rand_like randn_like randint_like")
+@rule_of_first("isin bucketize rand_like randn_like randint_like rrelu_with_noise")
 def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    """Return the axis of the first operand; random numbers are drawn for every example."""
+    """Return the axis of the first operand; random numbers are drawn for every example.
+
+    The noise of rrelu is written over, or never read.
+    """
     why = "every entry is compared with the entries of all examples"
     operation.require(not has_batched_weights(operation), why)
     return axis

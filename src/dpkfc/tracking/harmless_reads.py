@@ -21,18 +21,17 @@ _HARMLESS_READS = frozenset(
         ("dpkfc.tracking.python_calls", "call_one_hot"),
     }
 )
-# Checks that raise an error unless the value is True.
-_CHECKS = frozenset(
-    {
-        ("torch.distributions.distribution", "__init__"),
-        ("torch.distributions.distribution", "_validate_sample"),
-    }
-)
+# Checks that raise an error unless they read this value.
+_CHECKS = {
+    ("torch.distributions.distribution", "__init__"): True,
+    ("torch.distributions.distribution", "_validate_sample"): True,
+    ("torch.nn.functional", "gaussian_nll_loss"): False,
+}
 
 
 def is_harmless(value: Any = None) -> bool:
     """Return whether a listed function reads the value; its branches give one result."""
-    harmless = _HARMLESS_READS | _CHECKS if value is True else _HARMLESS_READS
+    harmless = _HARMLESS_READS.union(key for key, good in _CHECKS.items() if value is good)
     for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in harmless:

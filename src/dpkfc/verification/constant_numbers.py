@@ -24,11 +24,13 @@ class ConstantNumbers(UncompiledMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation, with constants in place of its random numbers."""
         kwargs = kwargs or {}
+        name = str(func.overloadpacket.__name__)
+        if name in ("rrelu_with_noise", "rrelu_with_noise_"):
+            return _run_rrelu(func, *args)
         output = func(*args, **kwargs)
         is_known = kwargs.get("generator") is not None
         if is_known or torch.Tag.nondeterministic_seeded not in func.tags:
             return output
-        name = str(func.overloadpacket.__name__)
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(output[1])
         if isinstance(output, Tensor):
@@ -55,6 +57,15 @@ class NotedDraws(UncompiledMode):
         output = func(*args, **kwargs)
         self.are_any = has_drawn(states)
         return output
+
+
+def _run_rrelu(
+    func: Any, x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, *_: Any
+) -> Tensor:
+    """Call rrelu with the mean of its bounds as the slope, and show it to its backward pass."""
+    output: Tensor = func(x, noise, lower, upper, False)
+    noise.copy_(torch.where(output > 0, 1.0, (lower + upper) / 2))
+    return output
 
 
 def _fill_with_constant(name: str, x: Tensor, args: dict[str, Any]) -> None:
