@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 318_978,
+    "core": 319_418,
     "app": 120_172,
     "papers": 93_094,
     "benchmarks": 50_597,
