@@ -14,9 +14,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 319_418,
-    "app": 120_172,
-    "papers": 93_094,
+    "core": 314_177,
+    "app": 125_413,
+    "papers": 93_088,
     "benchmarks": 50_597,
 }
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "MaterializedGradients"}

@@ -17,8 +17,8 @@ from torch import nn
 
 from dpkfc import PrivacyConfig, Session
 from dpkfc.app.commands.card import fill_card
+from dpkfc.app.registry import export_entry
 from dpkfc.report.officer import registry_record
-from dpkfc.report.registry import export_entry
 from tests.sessions import cross_entropy
 
 HELP = ("train", "tune", "try", "evaluate", "predict", "export", "report", "methods")

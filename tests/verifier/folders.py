@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
+from dpkfc.app.certificate import certify
 from dpkfc.federated import FederatedConfig, TrustedServer, federate
 from dpkfc.privacy.extra_releases import ExtraRelease, charge_extra
 from dpkfc.privacy.ledger_lines import encode_line
 from dpkfc.report.card_files import write_card_files, write_weights_and_card
-from dpkfc.report.certificate import certify
 from dpkfc.report.federated_card import build_federated_card
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
 from tests.sessions import cross_entropy

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from dpkfc.app.certificate import _annex
 from dpkfc.app.commands.certify import certify
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.ledger_lines import encode_line
 from dpkfc.report.card_files import write_card_files
-from dpkfc.report.certificate import _annex
 from dpkfc.report.officer import registry_record
 from dpkfc.report.witness import keep_stamp, witness_line
 from dpkfc_verify.__main__ import main
@@ -362,8 +362,8 @@ def test_the_commands_certify_a_run_and_give_its_head_away(copied, tmp_path):
 
 def test_annex_and_registry_count_releases_beside_the_steps(tmp_path, monkeypatch):
     pages = []
-    monkeypatch.setattr("dpkfc.report.certificate._rows", lambda rows, _: pages.append(dict(rows)))
-    monkeypatch.setattr("dpkfc.report.certificate._paragraph", lambda *words, **style: None)
+    monkeypatch.setattr("dpkfc.app.certificate._rows", lambda rows, _: pages.append(dict(rows)))
+    monkeypatch.setattr("dpkfc.app.certificate._paragraph", lambda *words, **style: None)
     folder = train(tmp_path / "extra", size=40, extra=True)
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     ledger = {"releases": 5, "id": "", "head": ""}

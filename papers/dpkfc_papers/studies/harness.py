@@ -134,15 +134,14 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
                 add(f"memory of {title}", taken.get("hardware", {}), taken.get("date"))
     if not rows:
         add("", last, results.get("date"))
-    shared = {
-        where: f", shared with other work: load average up to {load:.1f}"
-        for where, load in loads.items()
-    }
-    sets = [
-        where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1)
-        for where, of in rows.items()
-    ]
-    return "*" + ". ".join(sets) + ".*"
+    sentences = []
+    for where, titles in rows.items():
+        sentences.append(where)
+        if where in loads:
+            sentences.append(f"Other work ran too (load average up to {loads[where]:.1f})")
+        if len(rows) > 1:
+            sentences.append(f"Rows: {'; '.join(_short(titles))}")
+    return "*" + ". ".join(sentences) + ".*"
 
 
 def machine_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from dpkfc.app.curvature_settings import Facts, make_kfac
+from dpkfc.app.diagnosis import diagnose, layer_table, part_table
 from dpkfc.app.owndata.display import print_shares, schema_table
 from dpkfc.app.owndata.tasks import call_function
 from dpkfc.app.recipes.catalogue import RECIPES, configure, find_recipe, recipe_of, run_config
@@ -16,7 +17,6 @@ from dpkfc.app.run_config import RunConfig, make_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError, nearest
 from dpkfc.app.train import read_settings
-from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 # --------------------------------------------------------------------------------------------------
 # The target of the report: a recipe, or a factory in any module.

@@ -34,7 +34,7 @@ def certify(
         legal_basis: Why the data may be used.
         retention: Until when model and data are kept.
     """
-    from dpkfc.report.certificate import certify as write
+    from dpkfc.app.certificate import certify as write
 
     fields = {
         "owner": owner,

@@ -8,10 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dpkfc.app.commands.score_tables import print_scores
+from dpkfc.app.registry import export_entry
 from dpkfc.app.run_folder import check_out
 from dpkfc.app.scores import digits
 from dpkfc.app.toml import ConfigError
-from dpkfc.report.registry import export_entry
 from dpkfc.terminal import open_console, print_line
 
 

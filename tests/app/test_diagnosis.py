@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from dpkfc.app.diagnosis import diagnose, layer_table, part_table
 from dpkfc.app.models import digits_cnn
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PublicData
-from dpkfc.report.doctor import diagnose, layer_table, part_table
 
 
 def _print(diagnosis, width=160):
