@@ -11,6 +11,7 @@ from rich.console import Console
 from dpkfc.app import results, train
 from dpkfc.app.picture_data import Curve
 from dpkfc.app.run_config import SETTINGS
+from dpkfc.cli import main
 from tests.app.accounting import remember_accounting
 from tests.command_line import call
 
@@ -79,6 +80,17 @@ def test_every_setting_is_a_flag():
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     wanted = {"--" + f.name.replace("_", "-") for f in SETTINGS.values()}
     assert wanted <= flags
+
+
+def test_an_error_that_nobody_expected_repeats_no_value(monkeypatch, capsys):
+    def fail(words):
+        raise KeyError("Mrs Miller")
+
+    monkeypatch.delenv("DPKFC_DEBUG", raising=False)
+    monkeypatch.setattr("dpkfc.cli.app", fail)
+    with pytest.raises(SystemExit):
+        main(["recipes"])
+    assert capsys.readouterr().err.startswith("dpkfc: KeyError (line ")
 
 
 @pytest.mark.parametrize(

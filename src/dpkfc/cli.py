@@ -97,7 +97,8 @@ def _describe_error(error: Exception) -> str:
     text, place = str(error), find_own_line(error)
     if isinstance(error, _KNOWN_ERRORS):
         return f"{text} ({place})" if place else text
-    return f"{type(error).__name__}: {text} ({place or 'DPKFC_DEBUG=1 shows where'})"
+    # What it says may be a value of a record.
+    return f"{type(error).__name__} ({place or 'DPKFC_DEBUG=1 shows where'})"
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:

@@ -18,12 +18,7 @@ def read_carefully(path, names, schema):
     lines = [line.rstrip("\r") for line in lines]
     width = len(heading.names)
     records = split_records(lines, width, heading.delimiter, schema.lines_in_cells)
-    rows = [
-        # The name of a row, whose column the header lacks.
-        None if row and heading.is_quoted and line.startswith('"') and len(row) > width else row
-        for line, row in records
-    ]
-    rows = [row if row is not None and is_unicode("".join(row)) else None for row in rows]
+    rows = [row if row is not None and is_unicode("".join(row)) else None for row in records]
     places = {name: heading.names.index(name) for name in names}
     return {
         name: [None if row is None else row[place] for row in rows]
@@ -43,7 +38,7 @@ def _decode(content, encoding):
 
 
 def split_records(lines, width, delimiter, joins):
-    """Return the first line and the cells of each record, None for one without a form."""
+    """Return the cells of each record, None for one without a form."""
     split = [split_line(line, delimiter) for line in lines]
     rows = [fit_row(*cells, width) for cells in split]
     last = {}
@@ -73,6 +68,6 @@ def split_records(lines, width, delimiter, joins):
     end = -1
     for number, line in enumerate(lines):
         if number > end and line:
-            records.append((line, rows[number]))
+            records.append(rows[number])
             end = last.get(number, -1)
     return records

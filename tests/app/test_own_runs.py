@@ -545,6 +545,16 @@ def test_train_says_its_method_and_why(tmp_path):
     assert re.search(r"PRIVATE.*│ age +(│ 0.5% +){3}│ – +│", text, re.DOTALL)
 
 
+def test_a_dry_run_says_where_a_run_could_not_be_written(tmp_path):
+    (tmp_path / "file").write_text("", "utf-8")
+    command = ["train", "--recipe", "digits", "--steps", "1", "--dry-run", "--out"]
+    for place, what in (("file", "is a file"), ("file/below/run", "takes no folder")):
+        code, text = call_flat(*command, tmp_path / place)
+        assert code == 2 and what in text and "noise multiplier" not in text
+    assert call_flat(*command, tmp_path / "new" / "run")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_dry_run_without_the_resource_module_asks_psutil(tmp_path, monkeypatch):
     memory = SimpleNamespace(peak_wset=3 * 2**30)
     psutil = SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: memory))

@@ -25,6 +25,7 @@ from dpkfc.app.owndata.schema import Schema, check_schema, read_schema
 from dpkfc.app.owndata.schema_file import schema_toml
 from dpkfc.app.owndata.schema_noise import SchemaNoise
 from dpkfc.app.owndata.sources import own_source
+from dpkfc.app.owndata.tables import read_table
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.toml import ConfigError
@@ -357,13 +358,15 @@ def train_units(records):
     return {unit for unit in records.units if _places([unit.encode()], 0, b"test")[0] >= TEST_SHARE}
 
 
-def test_empty_cells_behind_those_of_the_header_are_left_out(tmp_path):
+def test_rows_that_end_with_a_delimiter_are_read_where_the_schema_says_so(tmp_path):
     path, schema_path = write_patients(tmp_path)
     schema = read_schema(schema_path)
     whole = encode_table(path, schema)
     header, *lines = path.read_text("utf-8").splitlines()
-    path.write_text("\n".join([header, *(line + ",," for line in lines)]), "utf-8")
-    records = encode_table(path, schema)
+    path.write_text("\n".join([header, *(line + "," for line in lines)]), "utf-8")
+    # They might also begin with a name that the header lacks.
+    assert read_table(path, ["age"], schema).unreadable == 200
+    records = encode_table(path, replace(schema, row_ends=True))
     assert torch.equal(records.inputs, whole.inputs) and list(records.contents) == list(
         whole.contents
     )

@@ -17,6 +17,7 @@ from dpkfc.app.owndata.display import print_shares
 from dpkfc.app.prepare import prepare
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.run_config import RunConfig
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.toml import ConfigError
 from dpkfc.app.train import check_budget
 from dpkfc.report.tables import plan_table
@@ -60,10 +61,12 @@ def preview(
         end: the last line.
 
     Raises:
-        ConfigError, DatasetError, BudgetExhausted: as `dpkfc.app.train.run`.
+        ConfigError, DatasetError, RunFolderError, BudgetExhausted: as `dpkfc.app.train.run`.
     """
     if is_launched():
         raise ConfigError("--dry-run is for one process; start it without torchrun")
+    if config.run.out:
+        RunFolder.check(config.run.out)
     prepared = prepare(config, recipe=recipe, may_find_bounds=True)
     check_budget(prepared)
     console.print(plan_table(prepared.plan))

@@ -76,11 +76,11 @@ class RunFolder:
     plots = _Place("plots")
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Create an empty, writable folder.
+    def check(cls, path: str | os.PathLike[str]) -> Path:
+        """Return the path of a folder that can be created, as far as it shows without writing.
 
         Raises:
-            RunFolderError: the path is a file, holds files, or cannot be written.
+            RunFolderError: as `create`.
         """
         path = _expand(path)
         try:
@@ -91,6 +91,22 @@ class RunFolder:
                     f"run folder {path} is not empty; choose another with --out, or continue it "
                     f"with --resume {quote(str(path))}"
                 )
+            home = next(place for place in (path, *path.absolute().parents) if place.exists())
+            if not (home.is_dir() and os.access(home, os.W_OK)):
+                raise _unwritable(path, RunFolderError(f"{home} takes no folder"))
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        return path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Create an empty, writable folder.
+
+        Raises:
+            RunFolderError: the path is a file, holds files, or cannot be written.
+        """
+        path = cls.check(path)
+        try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(path, error) from None

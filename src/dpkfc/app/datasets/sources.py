@@ -67,15 +67,15 @@ class Source:
     @property
     def manual_steps(self) -> str:
         """A sentence that says where to put the files."""
-        files = ", ".join(self.files)
-        return f"put {files} into DIR/{self.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"put {self.files[0]}{more} into DIR/{self.folder} and give --data-dir DIR"
 
     @property
     def how_to_get(self) -> str:
         """The end of an error about a missing set."""
         if not self.hub:
             return self.manual_steps
-        return f"{self.manual_steps}, or pip install datasets to load {self.hub} from Hugging Face"
+        return f"{self.manual_steps}, or pip install datasets to load {self.hub}"
 
 
 def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
@@ -204,7 +204,7 @@ def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
     )
     missing = ", ".join(name for name in source.files if name not in found)
     if missing and (must or found):
-        raise DatasetError(f"{source.name}: {root} lacks {missing}; {source.how_to_get}")
+        raise DatasetError(f"{source.name}: {root} lacks {missing}; put them there")
     return list(found.values())
 
 

@@ -91,7 +91,7 @@ def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> A
             )
         )
     return Answer(
-        title=f"{panel.title}, ε = {epsilon_text(budget, 2)}",
+        title=f"{panel.title}, ε = {epsilon_text(budget)}",
         sentence=_sentence(standings, panel.score),
         standings=standings,
         score=panel.score,

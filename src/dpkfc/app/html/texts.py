@@ -22,12 +22,12 @@ def score_text(value: float | None, score: str = "accuracy") -> str:
     return f"{value:.3f}"
 
 
-def epsilon_text(value: Any, decimals: int = 3) -> str:
+def epsilon_text(value: Any) -> str:
     """Return ε rounded up: ∞ where a card says "inf", a dash where ε is unknown."""
     if value == "inf":
         return "∞"
     known = number(value)
-    return "–" if known is None else round_up(known, decimals)
+    return "–" if known is None else round_up(known)
 
 
 def delta_text(delta: float | None) -> str:

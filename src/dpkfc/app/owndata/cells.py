@@ -36,9 +36,6 @@ _ISO = re.compile(
     r"\s?(Z|[+-]\d\d:?\d\d|(?(2)[+-]\d\d))?",
     re.ASCII,
 )
-# Blanks of other widths become blanks, and signs without a width vanish.
-_BLANKS = {code: " " for code in (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
-_BLANKS |= dict.fromkeys((0x200B, 0x2060, 0xFEFF), "")
 _EPOCH = datetime(1970, 1, 1)
 _UUID = re.compile("[0-9a-f]{32}")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
@@ -188,13 +185,18 @@ def read_flag(text: str) -> float | None:
 
 
 def _plain_text(text: str) -> str:
-    """Return a text without blanks around it; no-break spaces and their like are blanks.
+    """Return a text without blanks around it; blanks of other widths are blanks.
 
-    Accents are one sign with their letters.
+    Signs without a width vanish, and accents are one sign with their letters.
     """
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text.translate(_BLANKS))
+        shown = [_SHOWN.get(unicodedata.category(sign), sign) for sign in text]
+        text = unicodedata.normalize("NFC", "".join(shown))
     return text.strip()
+
+
+# What stands for blanks and for signs without a width, by their categories.
+_SHOWN = {"Zs": " ", "Cf": ""}
 
 
 def canonical(text: str) -> str:
@@ -210,8 +212,11 @@ def canonical(text: str) -> str:
 
 
 def id_name(text: str) -> str:
-    """Return what ids are compared by: the canonical text, and a UUID as it is usually written."""
-    text = canonical(text)
+    """Return what ids are compared by: the canonical text, in letters of one width.
+
+    A UUID stands as it is usually written.
+    """
+    text = canonical(unicodedata.normalize("NFKC", text))
     digits = text.strip("{}").replace("-", "").lower()
     return str(UUID(digits)) if _UUID.fullmatch(digits) else text
 

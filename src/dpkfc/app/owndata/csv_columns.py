@@ -70,23 +70,13 @@ class Splitter:
         if rows is None:
             return None
         records = np.flatnonzero(lines.is_record)
-        cells = self._count_cells(lines, records, rows)
-        table, ragged = self._read(lines, rows, cells)
+        table, ragged = self._read(lines, rows)
         if ragged:
             for number in records[ragged].tolist():
                 rows[number] = self._read_line(lines.text(number))
-            table, _ = self._read(lines, rows, cells)
+            table, _ = self._read(lines, rows)
         formless = [number for number, row in rows.items() if row is None]
         has_form = np.isin(records, formless, invert=True)
-        for place in range(len(self.heading.names), cells):
-            # Values behind the last column.
-            has_form &= pa_compute.equal(table.column(str(place)), "").to_numpy()
-        if self.heading.is_quoted:
-            # R writes the name of a row into a column that the header lacks.
-            is_longer = np.full(len(lines.is_record), cells > len(self.heading.names))
-            for number, row in rows.items():
-                is_longer[number] = row is not None and len(row) > len(self.heading.names)
-            has_form &= ~(is_longer & lines.begins_with_quote)[records]
         columns = {}
         for name in self.names:
             place = self.heading.names.index(name)
@@ -125,24 +115,13 @@ class Splitter:
         cells, state = split_line(text, self.heading.delimiter)
         return fit_row(cells, state, len(self.heading.names))
 
-    def _count_cells(self, lines: _Lines, records: np.ndarray, rows: Mapping[int, Row]) -> int:
-        """Return the cells of most lines: they end with as many empty ones as the first."""
-        width = len(self.heading.names)
-        first = next((number for number in records.tolist() if number not in rows), None)
-        if first is None:
-            return width
-        return max(width, len(split_line(lines.text(first), self.heading.delimiter)[0]))
-
-    def _read(
-        self, lines: _Lines, rows: Mapping[int, Row], cells: int
-    ) -> tuple[pa.Table, list[int]]:
+    def _read(self, lines: _Lines, rows: Mapping[int, Row]) -> tuple[pa.Table, list[int]]:
         """Return the columns by their places, and the places of records with other cells."""
         width = len(self.heading.names)
         delimiter = self.heading.delimiter if self.heading.has_plain_delimiter else ","
         written = {}
         for number, row in rows.items():
-            texts = [""] * width if row is None else row[:width]
-            texts += [""] * (cells - width)
+            texts = [""] * width if row is None else row
             quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
             written[number] = delimiter.join(quoted).encode() + b"\n"
         content = lines.rewrite(written)
@@ -153,14 +132,14 @@ class Splitter:
             return "skip"
 
         wanted = [self.heading.names.index(name) for name in self.names]
-        included = [str(place) for place in dict.fromkeys([*wanted, *range(width, cells)])]
+        included = [str(place) for place in dict.fromkeys(wanted)]
         if not content:
             return pa.table({place: pa.array([], pa.string()) for place in included}), ragged
         table = pa_csv.read_csv(
             pa.BufferReader(content),
             pa_csv.ReadOptions(
                 use_threads=False,
-                column_names=[str(place) for place in range(cells)],
+                column_names=[str(place) for place in range(width)],
                 block_size=len(content) + 1,
             ),
             pa_csv.ParseOptions(
@@ -207,12 +186,6 @@ class _Lines:
         """Numbers of the lines with a quote."""
         numbers: list[int] = np.unique(self._lines_of_quotes).tolist()
         return numbers
-
-    @property
-    def begins_with_quote(self) -> np.ndarray:
-        """Whether a quote begins each line `[lines]`."""
-        is_quote: np.ndarray = self._bytes_at(self._starts) == ord('"')
-        return is_quote
 
     def text(self, number: int) -> str:
         """Return a line; bytes that are not UTF-8 are lone surrogates."""

@@ -28,14 +28,12 @@ class Heading:
         delimiter: between cells.
         end: of a line: a line feed, or a carriage return; no row decides it.
         lines: number of lines before the first record.
-        is_quoted: whether the first name is quoted, as R writes it.
     """
 
     names: list[str]
     delimiter: str
     end: str = "\n"
     lines: int = 0
-    is_quoted: bool = False
 
     @property
     def has_plain_delimiter(self) -> bool:
@@ -82,8 +80,8 @@ def read_heading(path: Path, block: bytes, schema: Schema) -> Heading:
     names = [re.sub(r"\s*[\r\n]+\s*", " ", cell).strip() for cell in cells]
     if not any(names):
         raise DatasetError(f"{path}: has no header; its first line must name the columns")
-    names = [""] * schema.row_names + names
-    return Heading(names, delimiter, end, count + bool(stated), first.startswith('"'))
+    names = [""] * schema.row_names + names + [""] * schema.row_ends
+    return Heading(names, delimiter, end, count + bool(stated))
 
 
 def _is_utf8_read_as_signs(text: str, encoding: str) -> bool:

@@ -65,10 +65,7 @@ def split_line(line: str, delimiter: str) -> tuple[list[str], str]:
 
 def fit_row(cells: list[str], state: str, width: int) -> Row:
     """Return the cells of a line, None where they do not make a record."""
-    # Programs end rows with empty cells that the header lacks.
-    if state != "whole" or len(cells) < width or any(cells[width:]):
-        return None
-    return cells
+    return cells if state == "whole" and len(cells) == width else None
 
 
 @dataclass(frozen=True)

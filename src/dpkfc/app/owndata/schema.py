@@ -119,6 +119,7 @@ class Schema:
         header: whether the first line of a CSV file names the columns.
         names: of the columns, in their order, where no line names them.
         row_names: whether rows of a CSV file begin with a cell that the header lacks, as R's do.
+        row_ends: whether rows of a CSV file end with a delimiter that the header lacks.
         sheet: of a spreadsheet; empty takes the first.
         lines_in_cells: whether a quoted cell of a CSV file may hold line breaks. Quotes then decide
             which lines are one record.
@@ -141,6 +142,7 @@ class Schema:
     header: bool = True
     names: tuple[str, ...] = ()
     row_names: bool = False
+    row_ends: bool = False
     sheet: str = ""
     lines_in_cells: bool = False
     decimal: str = "."
@@ -278,8 +280,10 @@ def _check_schema(schema: Schema, units: list[str], where: str) -> None:
         raise ConfigError(
             f"{where}: header = false and names = [...] of all columns belong together"
         )
-    if schema.row_names and schema.names:
-        raise ConfigError(f"{where}: row_names is for a header; name that column in names, too")
+    if (schema.row_names or schema.row_ends) and schema.names:
+        raise ConfigError(
+            f"{where}: row_names and row_ends are for a header; name that column in names, too"
+        )
     if len(set(schema.names)) < len(schema.names):
         raise ConfigError(f"{where}: names has two equal names; name each column once")
     if schema.max_records < 1:
