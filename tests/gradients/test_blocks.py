@@ -152,6 +152,22 @@ def test_a_block_holds_the_gradients_of_single_examples(name):
     assert_close(flat(block), rows, **CLOSE)
 
 
+@pytest.mark.parametrize("columns", [33, 129], ids=["convolution", "product"])
+@pytest.mark.parametrize("entries", [1, 1 << 20], ids=["one at a time", "together"])
+def test_a_convolution_of_few_channels_has_the_gradients_of_single_examples(
+    columns, entries, monkeypatch
+):
+    monkeypatch.setattr(blocks, "_FEW_COLUMNS_OF_FEW_CHANNELS", columns)
+    monkeypatch.setattr(blocks, "_PATCH_ENTRIES", entries)
+    torch.manual_seed(0)
+    module = nn.Conv2d(3, 4, 5, stride=2, padding=1).double()
+    x = randn(N, 3, 7, 6)
+    b = randn(N, *module(x).shape[1:])
+    rows = loop_over_examples(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    found = conv_block(module, x, b).per_example().flatten(1)
+    assert_close(found, torch.stack(stack_as_matrix(rows, 4)), **CLOSE)
+
+
 @pytest.mark.parametrize("start", range(N))
 @pytest.mark.parametrize("name", KINDS)
 def test_the_selected_examples_are_those_that_were_asked_for(name, start):

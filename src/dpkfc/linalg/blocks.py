@@ -834,13 +834,16 @@ class MaterializedGradients(_Block):
 
 _WEIGHT_GRADIENT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 # Then a product with a copy of the patches beats the convolution: a row of at most so many columns,
-# or at most so many positions and more than so many entries of a gradient.
+# more where convolutions cannot work on eight channels at once, or at most so many positions and
+# more than so many entries of a gradient.
 _FEW_COLUMNS = 33
+_FEW_COLUMNS_OF_FEW_CHANNELS = 129
 _FEW_POSITIONS = 64
 _MANY_ENTRIES = 1 << 15
 # A processor compiles a convolution for each number of examples, which sampling changes in every
 # step. Nearly equal parts of at most this many come in few sizes.
 _EXAMPLES_AT_ONCE = 32
+_PATCH_ENTRIES = 1 << 20  # of copied patches, so that they stay in a cache
 
 
 @dataclass(frozen=True)
@@ -994,10 +997,16 @@ class ConvBlock(_Block):
             views = MaterializedGradients(each, self.groups)
             return views.merge_rows(n, self.views).gradients
         is_short = self.positions <= _FEW_POSITIONS and self.d_in * self.d_out > _MANY_ENTRIES
-        if not self.weight or self.d_in <= _FEW_COLUMNS or is_short:
-            return torch.bmm(self._output_rows().mT, self._input_rows())
+        has_few_channels = self.b.is_cpu and self.x.shape[1] < 8
+        columns = _FEW_COLUMNS_OF_FEW_CHANNELS if has_few_channels else _FEW_COLUMNS
         width = self.d_in - self.bias
         gradients = self.b.new_empty(n, self.groups, self.d_out, self.d_in)
+        if not self.weight or self.d_in <= columns or is_short:
+            most = _PATCH_ENTRIES if self.b.is_cpu else None
+            for rows in chunks(n, self.positions * self.d_in, most):
+                part, out = self.select(rows), gradients[rows].flatten(0, 1)
+                torch.bmm(part._output_rows().mT, part._input_rows(), out=out)
+            return gradients.flatten(0, 1)
         parts = -(-n // _EXAMPLES_AT_ONCE) if self.b.is_cpu else 1
         for rows in chunks(n, parts, n + parts - 1):
             part = self.select(rows)
