@@ -299,6 +299,21 @@ def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path):
     assert encode_table(path, read_schema(schema)).labels.tolist() == [0, 1]
 
 
+def test_a_sheet_with_years_as_names_or_without_names_is_read(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    rows = [[2023, 2024, "y"], [1, 2, "0"], [2, 1, "1"]]
+    column = Column(kind="number", bounds=(0, 2))
+    for start, names in ((0, ()), (1, ("2023", "2024", "y"))):
+        book = openpyxl.Workbook()
+        for row in rows[start:]:
+            book.active.append(row)
+        book.save(tmp_path / "t.xlsx")
+        stated = Schema(target="y", classes=("0", "1"), header=not names, names=names)
+        schema = check_schema(replace(stated, columns={"2024": column}), "s")
+        records = encode_table(tmp_path / "t.xlsx", schema)
+        assert records.labels.tolist() == [0, 1] and records.inputs[:, 0].tolist() == [1, 0]
+
+
 def test_a_sheet_has_a_name(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()

@@ -38,6 +38,9 @@ _ISO = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1)
 _UUID = re.compile("[0-9a-f]{32}")
+# Bookkeepers write −12 as (12), and SAP as 12-.
+_NEGATIVE = re.compile(r"\((.+)\)|(.+)[-−]")
+_ALL_DIGITS = re.compile("(?:%[dmyYHMSj])+")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
 _DECIMAL = re.compile(r"([+-]?)0*(\d*?)(?:\.(\d*?)0*)?", re.ASCII)
 
@@ -50,7 +53,7 @@ class NumberForm:
         decimal: the sign before the fraction.
         thousands: the sign between groups of three digits, one of `THOUSANDS`.
         signs: whether a comparison sign before a number is dropped: `<0.5` is 0.5.
-        measured_in: what may stand behind a number, such as "mg".
+        measured_in: what may stand behind a number or before it, such as "mg" or "$".
     """
 
     decimal: str = "."
@@ -83,6 +86,10 @@ def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
     Digits are 0 to 9 alone, and `1_000` is not a number.
     """
     text = text.strip()
+    negative = _NEGATIVE.fullmatch(text)
+    if negative:
+        amount = read_number(negative[1] or negative[2], form)
+        return None if amount is None or amount < 0 else -amount
     if form is not PLAIN:
         text = _write_plainly(text, form)
     if text.startswith("−"):
@@ -103,7 +110,10 @@ def _write_plainly(text: str, form: NumberForm) -> str:
         sign = _COMPARISON.match(text)
         text = text[sign.end() :] if sign else text
     if form.measured_in:
-        text = text.removesuffix(form.measured_in).rstrip()
+        # Greek and Latin have a µ each.
+        text, unit = (part.replace("\u00b5", "\u03bc") for part in (text, form.measured_in))
+        unit = f"(?:{re.escape(unit)})?"
+        text = re.sub(rf"^([+\-−]?)\s*{unit}\s*(.*?)\s*{unit}$", r"\1\2", text)
     if form.thousands:
         marks = _GROUP_MARKS[form.thousands]
         whole, sign_of_fraction, fraction = text.partition(form.decimal)
@@ -149,6 +159,12 @@ def read_moment(
             # Databases write +01 for +01:00.
             zone += "00" * (len(zone) == 3)
             text, date_format = f"{text}{zone}", f"{date_format}%z"
+    if _ALL_DIGITS.fullmatch(date_format):
+        # Numbers have no leading zero, and `strptime` would take a digit of the next part for it.
+        width = len(_EPOCH.strftime(date_format))
+        text = text if date_format.startswith("%Y") else text.zfill(width)
+        if len(text) != width:
+            return None
     # Digits of other scripts.
     if any(c.isdigit() and not c.isascii() for c in text):
         return None

@@ -45,7 +45,7 @@ class Column:
         numeric: whether categories are numbers, so that 1 and 1.0 are one.
         decimal, thousands: as of a schema; empty as the schema says.
         signs: whether a comparison sign before a number is dropped.
-        measured_in: what may stand behind a number, such as "mg".
+        measured_in: what may stand behind a number or before it, such as "mg" or "$".
         format: of a date, as of `strptime`; empty for ISO 8601, which is read in any case.
         origin: of the bounds: "private" where a run has found them, "default" where it saw too few
             numbers, empty where a person has stated them.

@@ -67,7 +67,7 @@ class Header:
             if not name or not count:
                 known = nearest(name, filter(None, self.names))
                 if not known.endswith("?"):
-                    known += "; check header and delimiter"
+                    known += "; check the first line and the delimiter"
                 raise DatasetError(f"{path}: has no column {name!r:.40}; {known}")
 
 
@@ -114,7 +114,7 @@ def read_header(
         names, delimiter = heading.names, heading.delimiter
         kinds = dict.fromkeys(names, "")
     else:
-        described = describe(path, form.sheet)
+        described = describe(path, form.sheet, form.names)
         names, delimiter, labels = [*described.names], ",", described.labels
         kinds = {name: kind.replace("text", "") for name, kind in described.stored.items()}
     if schema is None and not look_like_names(names):

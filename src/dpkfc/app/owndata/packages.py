@@ -50,18 +50,19 @@ _Writer = Callable[[float], str | None]
 Columns = tuple[dict[str, list[str | None]], int, int]
 
 
-def describe(path: Path, sheet: str = "") -> Described:
+def describe(path: Path, sheet: str = "", stated: Sequence[str] = ()) -> Described:
     """Return what a file says of its columns.
 
     Args:
         path: of the file.
         sheet: of a spreadsheet; empty for the first.
+        stated: names of its columns, where no row has them.
 
     Raises:
         DatasetError: a damaged file, a sheet that it lacks, or a package that is not installed.
     """
     if path.suffix.lower() in SPREADSHEETS:
-        with _Sheet(path, sheet) as opened:
+        with _Sheet(path, sheet, stated) as opened:
             names = opened.names
         return Described(names, dict.fromkeys(names, "text"))
     described = _read_statistics(path, metadataonly=True)[1]
@@ -99,7 +100,7 @@ def read_columns(
         DatasetError: as `describe`.
     """
     if path.suffix.lower() in SPREADSHEETS:
-        with _Sheet(path, schema.sheet) as sheet:
+        with _Sheet(path, schema.sheet, schema.names) as sheet:
             try:
                 return sheet.read(names, decimals)
             except _DAMAGES as error:
@@ -259,9 +260,15 @@ _DAMAGES = (zipfile.BadZipFile, KeyError, ValueError, IndexError, SyntaxError)
 
 
 class _Sheet:
-    """A sheet of a workbook, whose first row names the columns; the first one without a name."""
+    """A sheet of a workbook, whose first row names the columns; the first one without a name.
 
-    def __init__(self, path: Path, name: str) -> None:
+    Args:
+        path: of the workbook.
+        name: of the sheet.
+        stated: names of the columns, where the first row is a record.
+    """
+
+    def __init__(self, path: Path, name: str, stated: Sequence[str]) -> None:
         openpyxl = _import("openpyxl")
         try:
             with zipfile.ZipFile(path) as archive:
@@ -275,7 +282,7 @@ class _Sheet:
             sheet = sheets[name] if name else self._book.worksheets[0]
             sheet.reset_dimensions()
             self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
-            first = next(self._rows, ())
+            first = stated or next(self._rows, ())
         except DatasetError:
             raise
         except _DAMAGES as error:

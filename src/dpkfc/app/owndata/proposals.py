@@ -48,8 +48,8 @@ def kind_of_data(path: Path) -> str:
     if suffix in _ARCHIVES:
         raise DatasetError(f"{path}: is an archive; unpack it, and give the file or folder inside")
     raise DatasetError(
-        f"{path}: is of no known form; --data takes .csv, .parquet, .xlsx, .jsonl, a folder of"
-        " images and others (docs/your-data.md#other-files)"
+        f"{path}: is of no known form; save it as .csv, .parquet, .xlsx or .jsonl, or give a folder"
+        " of images (docs/your-data.md#other-files)"
     )
 
 

@@ -165,6 +165,14 @@ def _select_names(names: Sequence[str], header: Header, optional: Collection[str
     return [name for name in names if name in header.names or name not in optional]
 
 
+def _check_names(path: Path, header: Header, names: Sequence[str], schema: Schema) -> None:
+    """Refuse names that a file lacks. Where its first line is a record, no cell is repeated."""
+    is_missing = any(name not in header.names for name in names)
+    if is_missing and schema.header and not look_like_names(header.names):
+        raise no_names_error(path)
+    header.check(path, names)
+
+
 def _delimited_parts(
     path: Path, file: IO[bytes], names: Sequence[str], schema: Schema, optional: Collection[str]
 ) -> Iterator[Table]:
@@ -174,10 +182,7 @@ def _delimited_parts(
     heading = read_heading(path, block, schema)
     header = Header(heading.names, {}, heading.delimiter)
     names = _select_names(names, header, optional)
-    missing = [name for name in names if name not in header.names]
-    if missing and schema.header and not look_like_names(header.names):
-        raise no_names_error(path)
-    header.check(path, names)
+    _check_names(path, header, names, schema)
     for _ in range(heading.lines):
         _, _, block = block.partition(heading.end.encode())
     splitter = Splitter(heading, names, schema.lines_in_cells)
@@ -229,12 +234,10 @@ def _read_of_package(
     path: Path, names: Sequence[str], schema: Schema, optional: Collection[str]
 ) -> Table:
     """Read columns of a spreadsheet, or of a file of a statistics package."""
-    described = describe(path, schema.sheet)
+    described = describe(path, schema.sheet, schema.names)
     header = Header(described.names, {})
-    if suffix_of(path) in SPREADSHEETS and not look_like_names(header.names):
-        raise no_names_error(path)
     names = _select_names(names, header, optional)
-    header.check(path, names)
+    _check_names(path, header, names, schema)
     for name in names:
         shown = described.formats.get(name, "")
         width = re.search(r"\d+", shown)
