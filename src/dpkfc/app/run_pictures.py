@@ -74,14 +74,14 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
 
 
 def _set_steps(axes: Axes, steps: Sequence[float]) -> None:
+    """Make the horizontal axis one of whole steps, from 0 to the last."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps")
     axes.set_xlim(0, max([1, *steps]))
 
 
-def _label_end(
-    axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float = 0.0
-) -> None:
+def _label_end(axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float) -> None:
+    """Write a text beside the end of a curve, moved up by so many points."""
     axes.annotate(
         text,
         (x, y),
@@ -110,22 +110,27 @@ def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure
     return figure
 
 
-# Height of the axes of a comparison, in points.
+# Height of the axes of a comparison and of a label, in points.
 _HEIGHT = 215.0
+_LINE = 14.0
 
 
 def _label_shifts(curves: Sequence[Curve]) -> list[float]:
     """Return vertical shifts, in points, that keep labels at the ends of curves from touching."""
-    ends = [[0.0, *curve.accuracy][-1] for curve in curves]
-    values = [value for curve in curves for value in curve.accuracy] or [0.0, 1.0]
-    span = max(max(values) - min(values), 1e-3)
-    places = [_HEIGHT * end / span for end in ends]
-    shifted = list(places)
-    order = sorted(range(len(ends)), key=lambda i: places[i])
-    for lower, upper in zip(order, order[1:], strict=False):
-        shifted[upper] = max(shifted[upper], shifted[lower] + 14)
-    middle = (sum(shifted) - sum(places)) / max(1, len(places))
-    return [new - old - middle for new, old in zip(shifted, places, strict=True)]
+    values: list[float] = []
+    ends = []
+    for curve in curves:
+        values += curve.accuracy
+        ends.append(curve.accuracy[-1] if len(curve.accuracy) else 0.0)
+    span = max(max(values) - min(values), 1e-3) if values else 1.0
+    heights = [_HEIGHT * end / span for end in ends]
+    shifted = list(heights)
+    from_below = sorted(range(len(curves)), key=heights.__getitem__)
+    for lower, upper in zip(from_below, from_below[1:], strict=False):
+        shifted[upper] = max(shifted[upper], shifted[lower] + _LINE)
+    # Labels have only been moved up. All of them together are moved back down.
+    rise = (sum(shifted) - sum(heights)) / max(1, len(curves))
+    return [new - old - rise for new, old in zip(shifted, heights, strict=True)]
 
 
 @apply_style
@@ -199,15 +204,18 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
 
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
+    """Draw the eigenvalues of both factors of one layer, and their damping."""
     axes.set_title(plain(layer.name, 36))
     axes.set_yscale("log")
+    # The heights that the axis has to reach.
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
         points = layer.points.get(name)
         if not points:
             continue
         ranks, values = zip(*points, strict=True)
-        axes.plot(ranks, values, color=colour, marker="o" if len(values) <= 12 else None)
+        marker = "o" if len(values) <= 12 else None
+        axes.plot(ranks, values, color=colour, marker=marker)
         seen += [values[0], values[-1]]
         damping = layer.damping.get(name, 0)
         if damping > 0:
@@ -239,13 +247,12 @@ def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "")
         stamp: text across the picture of a run without a certified ε.
     """
     readable = [item for item in columns if item.is_curve or len(item.values) <= _MOST_NAMES]
-    chosen = sorted(readable, key=lambda item: -item.range)[:_MOST_EFFECTS]
+    farthest_first = sorted(readable, key=lambda item: -item.range)
+    chosen = farthest_first[:_MOST_EFFECTS]
     if len(chosen) < len(columns):
         caption = f"{caption}; {len(chosen)} of {len(columns)} columns shown"
     outputs = columns[0].outputs
-    reach = np.max([np.ptp(item.effects, axis=0) for item in chosen or columns], axis=0)
-    order: list[int] = np.argsort(np.negative(reach), kind="stable").tolist()
-    kept = sorted(order[: len(PALETTE)])
+    kept = _choose_outputs(chosen or columns)
     if len(kept) < len(outputs):
         caption = f"{caption}; {len(kept)} of {len(outputs)} classes shown, which reach farthest"
     rows = max(1, math.ceil(len(chosen) / 2))
@@ -266,7 +273,16 @@ def effects(columns: Sequence[ColumnEffect], caption: str = "", stamp: str = "")
     return figure
 
 
+def _choose_outputs(columns: Sequence[ColumnEffect]) -> list[int]:
+    """Return the places of the outputs that are moved farthest, as many as there are colours."""
+    ranges = [np.ptp(item.effects, axis=0) for item in columns]
+    reach = np.max(ranges, axis=0)
+    order: list[int] = np.argsort(-reach, kind="stable").tolist()
+    return sorted(order[: len(PALETTE)])
+
+
 def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
+    """Draw what one column adds to the kept outputs: a curve of a number, points of categories."""
     axes.set_title(plain(item.column, 26))
     axes.axhline(0, color=MUTED, linewidth=0.8)
     known = bool(np.isfinite(item.deviation).all())
@@ -277,7 +293,9 @@ def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
         values = item.effects[:, number]
         band = 2 * item.deviation[:, number]
         if not item.is_curve:
-            beside = places + 0.1 * (place - (len(kept) - 1) / 2)
+            # Points of several outputs stand side by side, around the place of their category.
+            middle = (len(kept) - 1) / 2
+            beside = places + 0.1 * (place - middle)
             error = band if known else None
             axes.errorbar(beside, values, yerr=error, fmt="o", color=colour, elinewidth=1.1)
             continue
@@ -300,13 +318,19 @@ def _draw_effect(axes: Axes, item: ColumnEffect, kept: Sequence[int]) -> None:
 def _name_value(value: Any, shown: int) -> str:
     """Return a number of three digits, so many signs of a date, or a name of a category."""
     if isinstance(value, float):
-        return f"{float(f'{value:.3g}'):g}"
-    return str(value)[:shown] if isinstance(value, datetime) else plain(value, 16)
+        rounded = float(f"{value:.3g}")
+        return f"{rounded:g}"
+    if isinstance(value, datetime):
+        return str(value)[:shown]
+    return plain(value, 16)
 
 
 def _is_of_days(values: Sequence[Any]) -> bool:
     """Return whether values are dates over so long a time that hours say nothing."""
-    return isinstance(values[0], datetime) and (values[-1] - values[0]).days >= len(values)
+    if not isinstance(values[0], datetime):
+        return False
+    span = values[-1] - values[0]
+    return bool(span.days >= len(values))
 
 
 def _is_linear(values: Sequence[Any]) -> bool:

@@ -42,45 +42,60 @@ def mapped_norms(g: Tensor, plain: Tensor, metric: Kronecker) -> Tensor:
     is_projected = isinstance(metric.input, LowRank) and not is_on_accelerator(g)
     if is_projected and isinstance(metric.output, Identity | LowRank):
         return _project(g, plain, metric)
+    # An empty batch has no parts.
     norms = [plain.new_zeros(0)]
-    one_sided = replace(metric, output=Identity())
-    for rows in chunks(len(g), math.prod(g.shape[1:]), _MAPPED):
+    only_input = replace(metric, output=Identity())
+    entries = math.prod(g.shape[1:])
+    for rows in chunks(len(g), entries, _MAPPED):
+        part = g[rows]
         if is_projected:
-            z = metric.output.apply_left(g[rows])
-            norms.append(_project(z, row_norms(z.flatten(1)), one_sided))
+            # The output side has no coordinates to take norms of, so it is applied first.
+            mapped = metric.output.apply_left(part)
+            norms_of_mapped = row_norms(mapped.flatten(1))
+            norms.append(_project(mapped, norms_of_mapped, only_input))
         else:
-            norms.append(_map(g[rows], metric))
+            norms.append(_map(part, metric))
     return torch.cat(norms)
 
 
 def _map(g: Tensor, metric: Kronecker) -> Tensor:
+    """Return the norms of matrices `[n, d_out, d_in]` after both sides were applied."""
     z = metric.apply(g)
     return row_norms(z.flatten(1))
 
 
 def _project(g: Tensor, plain: Tensor, metric: Kronecker) -> Tensor:
-    """Return norms from coordinates; those that nearly cancel are computed from mapped matrices."""
-    into, output = metric.input, metric.output
-    assert isinstance(into, LowRank)
-    weights = into.square_excess()
-    inside = into.project(g)
-    squares = into.tail**2 * plain.square() + inside.double().square().sum(1) @ weights
+    """Return norms from coordinates; those that nearly cancel are computed from mapped matrices.
+
+    The input side has a low rank. The output side has one too, or is a multiple of the identity.
+    """
+    v_side, w_side = metric.input, metric.output
+    assert isinstance(v_side, LowRank)
     _, d_out, d_in = g.shape
+    v_excess = v_side.square_excess()
+    # Coordinates g V of the rows of g, `[n, d_out, k]`.
+    coordinates = v_side.project(g)
+    along_v = coordinates.double().square().sum(1) @ v_excess
+    squares = v_side.tail**2 * plain.square() + along_v
     units = 8 * math.sqrt(d_in)
-    defect = into.defect
-    if isinstance(output, Identity):
-        squares *= output.factor**2
+    defect = v_side.defect
+    if isinstance(w_side, Identity):
+        squares *= w_side.factor**2
     else:
-        assert isinstance(output, LowRank)
-        rows = into.tail**2 * row_norms(output.project_left(g)).square()
-        rows += output.project_left(inside).double().square() @ weights
-        squares = output.tail**2 * squares + rows @ output.square_excess()
-        # The norms of the rows are rounded up by 66 units.
+        assert isinstance(w_side, LowRank)
+        # ‖wᵀ g U_in‖² of every direction w of the output side, by the same formula.
+        directions = w_side.project_left(g)
+        along_w = v_side.tail**2 * row_norms(directions).square()
+        along_w += w_side.project_left(coordinates).double().square() @ v_excess
+        squares = w_side.tail**2 * squares + along_w @ w_side.square_excess()
+        # The norms of the directions are rounded up by 66 units.
         units = 2 * units + 8 * math.sqrt(d_out) + 132
-        defect += output.defect
+        defect += w_side.defect
     fraction = units * roundoff(g) + 4 * defect
-    rounding = fraction * (metric.operator_norm * plain).square()
-    unsure = is_unsure(squares, rounding, torch.zeros_like(squares), _MOST) & (plain != 0)
+    largest_square = (metric.operator_norm * plain).square()
+    rounding = fraction * largest_square
+    nothing_lost = torch.zeros_like(squares)
+    unsure = is_unsure(squares, rounding, nothing_lost, _MOST) & (plain != 0)
     if unsure.any():
         squares[unsure] = _map(g[unsure], metric).square()
     # The same fraction on both sides of the limit, so that no bound jumps there.

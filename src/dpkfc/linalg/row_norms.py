@@ -26,7 +26,8 @@ def count_pieces(d: int) -> int:
 def count_terms(d: int) -> int:
     """Return how many terms of an entry of a Gram matrix are added one after another."""
     pieces = count_pieces(d)
-    return -(-d // pieces) + pieces
+    columns_of_a_piece = -(-d // pieces)
+    return columns_of_a_piece + pieces
 
 
 def row_norms(x: Tensor, products: Tensor | None = None) -> Tensor:
@@ -56,21 +57,29 @@ def row_norms(x: Tensor, products: Tensor | None = None) -> Tensor:
     norms = norms * math.sqrt(1 + fraction_lost)
     if not x.numel():
         return norms
+    return _mend_range(x, norms)
+
+
+def _mend_range(x: Tensor, norms: Tensor) -> Tensor:
+    """Return the norms of float32 rows, other ones where squares have left the range of float32."""
+    d = x.shape[-1]
     # Each entry may lose a square that is too small for float32.
     least = 2 * math.sqrt(TINY * max(1.0, d / 4096))
-    if not is_on_accelerator(x):
-        smallest, largest = norms.aminmax()
-        if float(smallest) >= least and float(largest) < math.inf:
-            return norms
-    # False for NaN.
-    is_in_range = (norms >= least) & (norms < math.inf)
     if is_on_accelerator(x):
-        largest = vector_norm(x, math.inf, dim=-1)
-        bounds = largest.double() * math.sqrt(d)
-        return torch.where(is_in_range, norms, bounds)
-    unsafe = ~is_in_range
-    norms[unsafe] = exact_row_norms(x[unsafe])
+        largest_entries = vector_norm(x, math.inf, dim=-1)
+        bounds = largest_entries.double() * math.sqrt(d)
+        return torch.where(_is_in_range(norms, least), norms, bounds)
+    smallest, largest = norms.aminmax()
+    if float(smallest) >= least and float(largest) < math.inf:
+        return norms
+    is_outside = ~_is_in_range(norms, least)
+    norms[is_outside] = exact_row_norms(x[is_outside])
     return norms
+
+
+def _is_in_range(norms: Tensor, least: float) -> Tensor:
+    """Return which norms can be trusted; False for NaN."""
+    return (norms >= least) & (norms < math.inf)
 
 
 def has_columns(x: Tensor) -> bool:
@@ -88,14 +97,17 @@ def _join_norms_of_pieces(x: Tensor) -> Tensor:
             sums.append(squares.sum(1))
         total = torch.stack(sums).sum(0, dtype=torch.float64)
         return total.sqrt()
-    whole = x.shape[-1] // _SHORT * _SHORT
+    d = x.shape[-1]
+    # Columns in whole pieces; the others are one shorter piece.
+    whole = d - d % _SHORT
     if not whole:
         return vector_norm(x, dim=-1).double()
-    pieces = vector_norm(x[..., :whole].unflatten(-1, (-1, _SHORT)), dim=-1)
-    if whole < x.shape[-1]:
-        rest = vector_norm(x[..., whole:], dim=-1, keepdim=True)
-        pieces = torch.cat([pieces, rest], -1)
-    return vector_norm(pieces, dim=-1, dtype=torch.float64)
+    pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
+    norms = vector_norm(pieces, dim=-1)
+    if whole < d:
+        norm_of_rest = vector_norm(x[..., whole:], dim=-1, keepdim=True)
+        norms = torch.cat([norms, norm_of_rest], -1)
+    return vector_norm(norms, dim=-1, dtype=torch.float64)
 
 
 def exact_row_norms(x: Tensor) -> Tensor:

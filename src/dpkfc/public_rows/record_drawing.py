@@ -58,18 +58,19 @@ def _is_uniform_list(x: Any) -> bool:
     if not isinstance(x, list) or not x:
         return False
     for kind in _ELEMENTS:
-        if all(isinstance(y, kind) for y in x):
+        if all(isinstance(element, kind) for element in x):
             return True
     return False
 
 
 def _typical(x: list[Any]) -> Any:
     """Return the element of a uniform list that the others are like."""
-    for y in x:
-        if isinstance(y, float):
-            return y
+    for element in x:
+        if isinstance(element, float):
+            # Whole numbers may be among the others.
+            return element
     kind = most_common(map(kind_of, x))
-    return next(y for y in x if kind_of(y) == kind)
+    return next(element for element in x if kind_of(element) == kind)
 
 
 def axes_of(x: Any, place: Axis = ()) -> Iterator[tuple[Axis, int]]:
@@ -88,7 +89,9 @@ def _shape(x: Any) -> Sequence[int]:
         return (len(x.split()),)
     if _is_image(x):
         return np.asarray(x).shape[:2]
-    return (len(x),) if _is_uniform_list(x) else ()
+    if _is_uniform_list(x):
+        return (len(x),)
+    return ()
 
 
 def _items(x: Any) -> Iterable[tuple[Any, Any]]:
@@ -97,7 +100,9 @@ def _items(x: Any) -> Iterable[tuple[Any, Any]]:
         return x.items()
     if _is_uniform_list(x):
         return [(0, _typical(x))]
-    return enumerate(x) if isinstance(x, (list, tuple)) else ()
+    if isinstance(x, (list, tuple)):
+        return enumerate(x)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,7 @@ class RecordDrawer:
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, sizes, place).numpy()
         if isinstance(x, (np.generic, int, float)):
-            kind = np.asarray(x).dtype.kind
-            number = self._tensor(_NUMBERS.get(kind, torch.int64), []).item()
+            number = self._tensor(_number_type(x), []).item()
             return type(x)(number) if isinstance(x, np.generic) else number
         if x is None:
             return None
@@ -155,14 +159,14 @@ class RecordDrawer:
         if _is_uniform_list(x):
             like = _typical(x)
             if type(like) in (int, float):
-                kind = _NUMBERS.get(np.asarray(like).dtype.kind, torch.int64)
-                return self._tensor(kind, [*shape], are_single=True).tolist()
-            return [self.value_like(like, sizes, (*place, 0)) for _ in range(*shape)]
+                return self._tensor(_number_type(like), [*shape], are_single=True).tolist()
+            (length,) = shape
+            return [self.value_like(like, sizes, (*place, 0)) for _ in range(length)]
         values = {}
-        for key, y in _items(x):
+        for key, value in _items(x):
             # A collate function may cut a batch to the longest mask in it.
-            draw = replace(self, integers="bits") if self._is_mask(key) else self
-            values[key] = draw.value_like(y, sizes, (*place, key))
+            drawer = replace(self, integers="bits") if self._is_mask(key) else self
+            values[key] = drawer.value_like(value, sizes, (*place, key))
         if isinstance(x, Mapping):
             return values
         if hasattr(x, "_fields"):
@@ -173,6 +177,7 @@ class RecordDrawer:
         return self.integers == "tokens" and isinstance(key, str) and key.endswith("mask")
 
     def _image(self, x: Any, shape: Sequence[int]) -> Any:
+        """Return an image of random bytes with the channels of another."""
         channels = np.asarray(x).shape[2:]
         pixels = self.generator.integers(0, 256, (*shape, *channels), dtype=np.uint8)
         from PIL import Image
@@ -180,20 +185,32 @@ class RecordDrawer:
         return Image.fromarray(pixels)
 
     def _tensor(self, dtype: torch.dtype, shape: list[int], *, are_single: bool = False) -> Tensor:
+        """Return random numbers of a type.
+
+        Args:
+            dtype: of the numbers.
+            shape: of the tensor; empty for one number.
+            are_single: they become numbers of Python, each of which stands for itself.
+        """
         if dtype.is_floating_point or dtype.is_complex:
             draw: Callable[[Any], Any] = self.generator.standard_normal
-            is_alone = are_single or not shape
-            if self.integers == "ones" or (self.integers == "bits" and is_alone):
+            stand_alone = are_single or not shape
+            if self.integers == "ones" or (self.integers == "bits" and stand_alone):
                 # Numbers of [0, 1], as probabilities are.
                 draw = self.generator.random
             return torch.as_tensor(draw(shape)).to(dtype)
-        least, bound = 0, 2
-        if self.integers == "ones" and dtype != torch.bool:
-            least = 1
-        if self.integers == "tokens" and shape and dtype != torch.bool:
-            bound = 4
+        is_flag = dtype == torch.bool
+        least = 1 if self.integers == "ones" and not is_flag else 0
+        bound = 4 if self.integers == "tokens" and shape and not is_flag else 2
         values = self.generator.integers(least, bound, size=shape)
-        if shape and dtype != torch.bool:
+        if shape and not is_flag:
             # A mask of zeros alone attends to nothing, and then to padding as much as to a record.
-            np.maximum(values[..., :1], 1, out=values[..., :1])
+            first = values[..., :1]
+            np.maximum(first, 1, out=first)
         return torch.as_tensor(values).to(dtype)
+
+
+def _number_type(x: Any) -> torch.dtype:
+    """Return the type in which a number of Python or numpy is drawn."""
+    kind = np.asarray(x).dtype.kind
+    return _NUMBERS.get(kind, torch.int64)

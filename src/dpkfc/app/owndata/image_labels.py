@@ -39,27 +39,31 @@ def label_by_folder(folder: Path, schema: Schema) -> Labelled:
     for path in paths:
         top, *_ = path.relative_to(folder).parts
         numbers.append(number_of.get(top, UNKNOWN))
-    shares = {(OTHERS, "files"): others / (others + len(paths))} if others else {}
+    shares = dict[tuple[str, str], float]()
+    if others:
+        shares[OTHERS, "files"] = others / (others + len(paths))
     return paths, numbers, [], shares
 
 
 def read_labels(folder: Path, schema: Schema, labels: Path) -> Labelled:
     """Return the images that a table names, each with its label there."""
     header = read_header(labels, schema)
-    names = [schema.images.file or header.names[0], schema.target]
-    if schema.unit:
-        names.append(schema.unit)
-    table = read_table(labels, names, schema)
-    columns = [table.columns[name].texts for name in names]
-    paths = [_named_file(folder, name) for name in columns[0]]
+    file_column = schema.images.file or header.names[0]
+    read = [file_column, schema.target, schema.unit]
+    table = read_table(labels, [name for name in read if name], schema)
+    files = table.columns[file_column].texts
+    paths = [_named_file(folder, name) for name in files]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
-    numbers, counts = target_of(schema).encode(columns[1])
-    shares = {what: count / len(paths) for what, count in counts.items()}
-    people = columns[2] if schema.unit else []
-    others = [name for name in header.names if name != names[0]]
-    better = {} if any(map(exists, paths)) else _find_column(folder, schema, labels, others)
-    return paths, numbers.tolist(), people, {**table.figures, **shares, **better}
+    numbers, counts = target_of(schema).encode(table.columns[schema.target].texts)
+    people = table.columns[schema.unit].texts if schema.unit else []
+    figures = dict(table.figures)
+    for what, count in counts.items():
+        figures[what] = count / len(paths)
+    if not any(map(exists, paths)):
+        others = [name for name in header.names if name != file_column]
+        figures |= _find_column(folder, schema, labels, others)
+    return paths, numbers.tolist(), people, figures
 
 
 # Rows that are looked at for another column of names.
@@ -75,19 +79,26 @@ def _find_column(folder: Path, schema: Schema, labels: Path, names: Sequence[str
         # A column that is not text or number, or whose name stands twice.
         except DatasetError:
             continue
-        count = sum(bool(cell) and exists(_named_file(folder, cell)) for cell in cells)
-        if count:
-            shares[BETTER_COLUMN, name] = count / len(cells)
+        found = [cell for cell in cells if cell and exists(_named_file(folder, cell))]
+        if found:
+            shares[BETTER_COLUMN, name] = len(found) / len(cells)
     return shares
 
 
 def _named_file(folder: Path, name: str | None) -> Path:
     """Return the file that a row names, by itself; its suffix may lack, or be in other letters."""
     path = folder / (name or "").strip().replace("\\", "/")
-    stem, point, suffix = path.name.rpartition(".")
-    names = [f"{stem}{point}{other}" for other in (suffix, suffix.lower(), suffix.upper())]
-    if not path.name.lower().endswith(IMAGE_SUFFIXES):
-        endings = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+    if not path.name:
         # The folder itself is not an image.
-        names = [path.name + ending for ending in endings if path.name]
-    return next(filter(exists, map(path.with_name, names)), path)
+        return path
+    if path.name.lower().endswith(IMAGE_SUFFIXES):
+        stem, point, suffix = path.name.rpartition(".")
+        names = [stem + point + other for other in (suffix, suffix.lower(), suffix.upper())]
+    else:
+        endings = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+        names = [path.name + ending for ending in endings]
+    for other in names:
+        candidate = path.with_name(other)
+        if exists(candidate):
+            return candidate
+    return path

@@ -35,9 +35,10 @@ def list_parts(folder: Path) -> dict[Path, dict[str, str | None]]:
             continue
         values: dict[str, str | None] = {}
         for name in inner[:-1]:
-            key, is_pair, value = name.partition("=")
-            if is_pair:
-                values[unquote(key)] = unquote(value) if value != _HIVE_NULL else None
+            key, equals, value = name.partition("=")
+            if equals:
+                is_missing = value == _HIVE_NULL
+                values[unquote(key)] = None if is_missing else unquote(value)
         parts[path] = values
     return parts
 
@@ -107,10 +108,12 @@ def _batches(path: Path, file: IO[bytes], names: Sequence[str]) -> Iterator[pa.R
 
 
 def _check_type(path: Path, name: str, kind: pa.DataType, is_id: bool) -> None:
-    if not is_readable(kind) or (is_id and pa.types.is_null(kind)):
+    has_no_ids = is_id and pa.types.is_null(kind)
+    if has_no_ids or not is_readable(kind):
+        other_way = "" if is_id else ", or leave it out"
         raise DatasetError(
             f"{path}: column {name!r} has the type {kind!s:.40}, which is not text or number; store"
-            f" it as text{'' if is_id else ', or leave it out'}"
+            f" it as text{other_way}"
         )
 
 
@@ -132,15 +135,19 @@ def name_kind(kind: pa.DataType) -> str:
         return "flag"
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "date"
-    numbers = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_decimal,
-        pa.types.is_duration,
-    )
-    return "number" if any(is_number(kind) for is_number in numbers) else "text"
+    return "number" if _is_one_of(kind, _IS_NUMBER) else "text"
 
 
+def _is_one_of(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bool:
+    return any(test(kind) for test in tests)
+
+
+_IS_NUMBER = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_duration,
+)
 _IS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _IS_BYTES = (
     pa.types.is_binary,
@@ -153,8 +160,9 @@ _IS_BYTES = (
 def is_readable(kind: pa.DataType) -> bool:
     """Return whether values of a type have a form as text."""
     plain = _plain_type(kind)
-    texts = (*_IS_TEXT, *_IS_BYTES, pa.types.is_null, pa.types.is_time)
-    return name_kind(plain) != "text" or any(is_kind(plain) for is_kind in texts)
+    if name_kind(plain) != "text":
+        return True
+    return _is_one_of(plain, (*_IS_TEXT, *_IS_BYTES, pa.types.is_null, pa.types.is_time))
 
 
 def text_of_bytes(value: bytes) -> str | None:
@@ -169,7 +177,9 @@ def id_of_bytes(value: bytes) -> str:
     """Return the one text of an id: bytes that are not a text are written as digits."""
     text = text_of_bytes(value)
     # Spaces and ends of lines around an id do not belong to it.
-    return text if text is not None and text.strip().isprintable() else value.hex()
+    if text is not None and text.strip().isprintable():
+        return text
+    return value.hex()
 
 
 def stored_texts(column: pa.Array, decode: Callable[[bytes], str | None] = text_of_bytes) -> Texts:
@@ -202,7 +212,7 @@ def stored_texts(column: pa.Array, decode: Callable[[bytes], str | None] = text_
 
 
 def _decode(column: pa.Array, decode: Callable[[bytes], str | None]) -> Texts:
-    is_bytes = any(is_kind(column.type) for is_kind in _IS_BYTES)
+    is_bytes = _is_one_of(column.type, _IS_BYTES)
     values = column if is_bytes else column.cast(pa.large_binary())
     if decode is text_of_bytes:
         try:
@@ -214,6 +224,7 @@ def _decode(column: pa.Array, decode: Callable[[bytes], str | None]) -> Texts:
 
 
 def _write_floats(column: pa.Array) -> pa.Array:
+    """Return numbers as Python writes them; Arrow's texts differ for a few, which are replaced."""
     texts = column.cast(pa.string())
     # Missing ones, minus zero, and whole numbers from 1e10 on.
     is_odd = pa_compute.match_substring_regex(texts, "e|^nan$|^-0$").fill_null(False)
@@ -223,9 +234,9 @@ def _write_floats(column: pa.Array) -> pa.Array:
 
 
 def _write_decimals(column: pa.Array) -> list[str | None]:
-    return [
-        None if value is None else _ZEROS.sub(r"\1", f"{value:f}") for value in column.to_pylist()
-    ]
+    """Return decimal numbers without zeros at the end of their fraction."""
+    values = column.to_pylist()
+    return [None if value is None else _ZEROS.sub(r"\1", f"{value:f}") for value in values]
 
 
 # How many zeros end a fraction follows from the finest value of a column where a program chose the
@@ -236,9 +247,12 @@ _ZEROS = re.compile(r"(\.[0-9]*[1-9])0+$|\.0+$")
 def _write_moments(column: pa.Array) -> pa.Array:
     """Return ISO texts, with a Z where the type has a zone."""
     zone = ""
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        column, zone = column.cast(pa.timestamp(column.type.unit)), "Z"
-    texts = pa_compute.replace_substring_regex(column.cast(pa.string()), _ZEROS.pattern, r"\1")
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        zone = "Z"
+        column = column.cast(pa.timestamp(kind.unit))
+    exact = column.cast(pa.string())
+    texts = pa_compute.replace_substring_regex(exact, _ZEROS.pattern, r"\1")
     return pa_compute.binary_join_element_wise(texts, zone, "")
 
 
