@@ -45,7 +45,7 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == account_by_rdp(
         (WEAK, 5), (STRONG, 4)
     )
-    cost = cost_of(STRONG, found)
+    cost = cost_of([STRONG], found)
     assert cost.epsilon_composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
     assert "All 2 runs started compose" in cost.statement and not cost.unpublished
 
@@ -72,7 +72,7 @@ def test_a_damaged_ledger_leaves_no_figure_and_is_named(tmp_path):
     run_of(tmp_path, "a", STRONG, 4)
     path = run_of(tmp_path, "b", WEAK, 2)
     path.write_text(path.read_text("utf-8").replace("0.8", "9.8", 1), "utf-8")
-    cost = cost_of(STRONG, StudyLedgers.read(tmp_path))
+    cost = cost_of([STRONG], StudyLedgers.read(tmp_path))
     assert (
         cost.epsilon_composed is None
         and "2 runs started cost together cannot be told" in cost.statement
@@ -103,5 +103,5 @@ def test_runs_without_noise_have_no_finite_figure_and_none_are_nothing(tmp_path)
         PrivacyConfig(expected_batch_size=100, steps=5).with_noise(0.0, DELTA, 1000),
         1,
     )
-    cost = cost_of(STRONG, StudyLedgers.read(tmp_path))
+    cost = cost_of([STRONG], StudyLedgers.read(tmp_path))
     assert cost.epsilon_composed is None and "compose to ε = ∞" in cost.statement

@@ -131,7 +131,7 @@ def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp
         expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40
     )
     plan = config.with_noise(1.0, 1e-5, 1000)
-    cost = cost_of(plan, StudyLedgers(3, ((plan.event, 3 * plan.steps),)))
+    cost = cost_of([plan], StudyLedgers(3, ((plan.event, 3 * plan.steps),)))
     assert cost.epsilon_with_tuning is None and cost.epsilon_composed > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
         tune.tune(
@@ -335,7 +335,7 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     )
     alone = accountant.get_epsilon(1e-5)
     accountant.compose(final.event, 22)
-    cost = cost_of(trial, StudyLedgers(), trial_law("geometric", 4), final=final)
+    cost = cost_of([trial], StudyLedgers(), trial_law("geometric", 4), finals=[final])
     assert cost.epsilon_with_tuning == pytest.approx(alone)
     assert cost.epsilon_with_training == pytest.approx(accountant.get_epsilon(1e-5))
     for epsilon in (alone, accountant.get_epsilon(1e-5)):

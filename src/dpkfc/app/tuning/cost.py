@@ -6,9 +6,9 @@ import json
 import math
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -17,10 +17,11 @@ from scipy.optimize import brentq
 
 from dpkfc._errors import one_line
 from dpkfc.app.tuning.runs import StudyError
+from dpkfc.config import Plan
 from dpkfc.privacy import ledger_lines
-from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
+from dpkfc.privacy.accounting import total_epsilon
 from dpkfc.privacy.dp_accountants import quiet_accountants
-from dpkfc.privacy.events import event_from_dict
+from dpkfc.privacy.events import compose, event_from_dict
 from dpkfc.privacy.ledger_lines import LedgerError, Verified
 from dpkfc.report.text import round_up
 
@@ -102,7 +103,7 @@ def _find_gamma(law: TrialLaw) -> float:
 
 def bound_selection(
     event: dp_accounting.DpEvent,
-    steps: int,
+    count: int,
     delta: float,
     law: TrialLaw,
     relation: str,
@@ -112,16 +113,16 @@ def bound_selection(
     """Return ε of a random number of trials of one event whose best is released, by RDP.
 
     Args:
-        event: of one release.
-        steps: releases of one trial.
+        event: of one release, or of all kinds of releases of a trial.
+        count: how often a trial has it.
         delta: δ.
         law: of the number of trials.
         relation: "add_or_remove_one" or "replace_one".
-        then: event and releases of one more run, with what the best trial shows.
+        then: event and count of one more run, with what the best trial shows.
     """
     neighbours = dp_accounting.NeighboringRelation[relation.upper()]
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
-    run = dp_accounting.SelfComposedDpEvent(event, steps)
+    run = dp_accounting.SelfComposedDpEvent(event, count)
     with quiet_accountants():
         accountant.compose(dp_event.RepeatAndSelectDpEvent(run, law.mean, law.shape))
         if then is not None:
@@ -263,27 +264,26 @@ class Cost:
 
 
 def cost_of(
-    plan: Any,
+    plans: Sequence[Plan],
     ledgers: StudyLedgers,
     law: TrialLaw | None = None,
-    arms: int = 1,
     *,
-    final: Any = None,
+    finals: Sequence[Plan] = (),
     over: bool = True,
 ) -> Cost:
     """Return what ε says about a tuning study.
 
     Args:
-        plan: of one trial; every trial has its event and number of steps.
+        plans: of a trial of each method that was searched; all have one δ and relation. Every trial
+            of a method has the releases of its plan.
         ledgers: of runs that have started, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on
             one another.
-        arms: that were compared.
-        final: plan of a training with what the search chose; None as of a trial.
+        finals: plans of a training with what each search chose; none as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
-    curve = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant)
-    spent = curve.epsilon(plan.count_events(plan.steps))
+    plan = plans[0]
+    spent = max(one.epsilon() for one in plans)
     given = f"(ε = {round_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
@@ -304,17 +304,17 @@ def cost_of(
                 f"Not to be published, since the number of trials has to stay secret: {together}"
             )
         if over:
-            chosen, trained, text = _describe_choice_cost(plan, final or plan, law)
+            chosen, trained, text = _describe_choice_cost(plans, finals or plans, law)
             lines.append(text)
         else:
             lines.append(
                 "ε of the choice is stated once all trials that were drawn for this search have"
                 " run."
             )
-        if arms > 1:
+        if len(plans) > 1:
             lines.append(
-                f"{arms} methods were searched: what is concluded from all of them composes over"
-                " them."
+                f"{len(plans)} methods were searched: what is concluded from all of them composes"
+                " over them."
             )
     lines.append(
         "Validation examples are private examples that no ε here protects: their accuracies are"
@@ -329,7 +329,7 @@ def cost_of(
     )
 
 
-def _compose_runs(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
+def _compose_runs(plan: Plan, ledgers: StudyLedgers) -> tuple[float | None, str]:
     """Return ε of all runs started where it is finite, with a remark; nothing without a run."""
     total = ledgers.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
@@ -345,15 +345,23 @@ def _compose_runs(plan: Any, ledgers: StudyLedgers) -> tuple[float | None, str]:
     return None, f"What the {ledgers.runs} runs started cost together cannot be told: {why}."
 
 
-def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
-    """Return ε of what a random search chose for one arm.
+def _describe_choice_cost(
+    plans: Sequence[Plan], finals: Sequence[Plan], law: TrialLaw
+) -> tuple[float, float, str]:
+    """Return ε of what a random search chose for one method, whichever it is.
 
     With it come ε of the choice and a training, and both in words.
     """
-    count = plan.count_events(plan.steps)
-    terms = (plan.event, count, plan.delta, law, plan.neighbouring_relation)
-    chosen = bound_selection(*terms)
-    trained = bound_selection(*terms, then=(final.event, final.count_events(final.steps)))
+    plan = plans[0]
+    trials, trainings = map(_charge_of, plans), map(_charge_of, finals)
+    # A composed event has no hash.
+    pairs = {repr(pair): pair for pair in zip(trials, trainings, strict=True)}.values()
+    relation = plan.neighbouring_relation
+    chosen = trained = 0.0
+    for trial, training in pairs:
+        alone = bound_selection(*trial, plan.delta, law, relation)
+        both = bound_selection(*trial, plan.delta, law, relation, then=training)
+        chosen, trained = max(chosen, alone), max(trained, both)
     text = (
         f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
         f" {law.mean:g}) the settings of the best trial cost ε = {round_up(chosen)}, and"
@@ -362,3 +370,8 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
         " that were run stays secret."
     )
     return chosen, trained, text
+
+
+def _charge_of(plan: Plan) -> tuple[dp_accounting.DpEvent, int]:
+    """Return one event and its number that cost what all releases of a plan cost."""
+    return compose([(plan.event, plan.count_events(plan.steps)), *plan.extra_charges()])

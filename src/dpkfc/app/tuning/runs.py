@@ -239,7 +239,7 @@ def run_cell(run: Run, place: Place, judge: Judge | None = None) -> Row:
     if place.localise is not None:
         machine.update(place.localise(run, place))
     config = run.config(**machine)
-    prepared = prepare(config, _read(config))
+    prepared = prepare(config, read_once(config))
     folder = RunFolder.fresh(place.folder / "runs", run.hash)
     evaluations = 0
     stopped = False
@@ -281,7 +281,7 @@ _OF_DATA = (
 )
 
 
-def _read(config: RunConfig) -> Any:
+def read_once(config: RunConfig) -> Any:
     """Return the data of a run, read again if the run before had other data.
 
     Runs only read them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +15,21 @@ from pathlib import Path
 from rich.console import Console
 
 from dpkfc._checks import show_value
+from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError, write_text
+from dpkfc.app.toml import ConfigError
 from dpkfc.app.tuning.arms import Arm, arms_for
 from dpkfc.app.tuning.cost import StudyLedgers, TrialLaw, cost_of, draw, trial_law
 from dpkfc.app.tuning.journal import load_optuna, repair_journal
 from dpkfc.app.tuning.members import Member
 from dpkfc.app.tuning.pool import drive, end_of
-from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError
+from dpkfc.app.tuning.runs import Place, Plain, Row, Run, StudyError, read_once
 from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Search
 from dpkfc.app.tuning.study_progress import StudyProgress
 from dpkfc.app.tuning.trials import SEED, Trials
 from dpkfc.app.tuning.tuned import ArmResult, Tuned
+from dpkfc.config import Plan
 
 _MOST_VALIDATION, _SHARE = 5000, 10
 MOST_TRIALS = 1_000_000
@@ -277,18 +280,14 @@ def _write_rows(path: Path, rows: Mapping[str, Row]) -> None:
 
 def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
     """Return the study as it stands, with its cost."""
-    from dpkfc.app.prepare import prepare
-
     searches = source.searches
     law = settings.law()
+    plans = _plans_of(searches, place, "validation")
+    finals = _plans_of(searches, place, "test") if law is not None else []
+    plan = plans[0]
     run = searches[0].run({}, seed=SEED, evaluate_on="validation")
-    plan = prepare(run.config(data_dir=place.data_dir)).plan
-    final = None
-    if law is not None:
-        whole = searches[0].run({}, seed=SEED, evaluate_on="test")
-        final = prepare(whole.config(data_dir=place.data_dir)).plan
     ledgers = StudyLedgers.read(place.folder / "runs")
-    cost = cost_of(plan, ledgers, law, len(searches), final=final, over=source.is_over)
+    cost = cost_of(plans, ledgers, law, finals=finals, over=source.is_over)
     results = [_arm_result(search, settings, law) for search in searches]
     results.sort(key=lambda result: -(result.accuracy or 0.0))
     return Tuned(
@@ -304,6 +303,29 @@ def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
         complete=source.is_over,
         failures=source.failures,
     )
+
+
+def _plans_of(searches: Sequence[Search], place: Place, evaluate_on: str) -> list[Plan]:
+    """Return the plan of a run of each search; none of a method that cannot be planned here.
+
+    Raises:
+        ConfigError, DatasetError: no method can be planned.
+    """
+    from dpkfc.app.prepare import prepare
+
+    plans = []
+    errors = []
+    for search in searches:
+        run = search.run({}, seed=SEED, evaluate_on=evaluate_on)
+        config = run.config(data_dir=place.data_dir)
+        try:
+            plans.append(prepare(config, read_once(config)).plan)
+        except (ConfigError, DatasetError) as error:
+            # Each trial of this method has failed for the same reason.
+            errors.append(error)
+    if not plans:
+        raise errors[0]
+    return plans
 
 
 def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
