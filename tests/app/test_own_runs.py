@@ -159,6 +159,9 @@ def test_exports(finished, tmp_path):
         code, text = call_flat("export", folder, "--format", form)
         assert code == 0, text
     trained = load_run(folder)
+    _, columns = text.split("numbers of a row: ")
+    widths = [int(number) for number in re.findall(r" (\d+)[,;]", columns)]
+    assert sum(widths) == trained.recipe.input_shape[0] and "the last of a column is 1" in columns
     program = torch.export.load(folder / "export" / "model.pt2").module()
     inputs = torch.randn(5, trained.recipe.input_shape[0])
     torch.testing.assert_close(program(inputs), trained.model(inputs))
@@ -535,6 +538,7 @@ def test_train_says_its_method_and_why(tmp_path):
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     code, text = call_flat(*command, "--dry-run")
     assert code == 0 and "estimated memory" in text and "ε by PLD" in text
+    assert re.search(r"releases for moments +│ 1, σ = \d+\.\d+; in ε", text)
     assert re.search(r"PRIVATE.*│ age +(│ 0.5% +){3}│ – +│", text, re.DOTALL)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     code, text = call_flat(*command)

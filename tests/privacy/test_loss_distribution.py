@@ -183,6 +183,14 @@ def test_a_small_disagreement_of_two_programs_stops_a_run(factor, monkeypatch):
         check_before_a_run(event, count, DELTA, "add_or_remove_one")
 
 
+@pytest.mark.parametrize("noise", [0.111, 0.115, 0.13])
+def test_a_run_of_an_epsilon_without_meaning_may_begin(noise):
+    event = Poisson(0.106, 100).event(noise)
+    own = quick_epsilon([(event, 94)], DELTA)
+    assert own is not None and 600 < own.value < 1000
+    check_before_a_run(event, 94, DELTA, "add_or_remove_one")
+
+
 def test_a_search_asks_dp_accounting_once(monkeypatch):
     asked = []
     compute = EpsilonCurve._compute

@@ -91,7 +91,7 @@ def _check_value(setting: dataclasses.Field[Any], value: Any) -> Any:
     if kind == "float":
         value = float(value)
         if not math.isfinite(value):
-            raise ConfigError(f"{name} must be finite, got {value}")
+            raise ConfigError(f"{name} must be finite, got {value}; give a number")
     _check_range(setting, value)
     return value
 

@@ -139,7 +139,7 @@ def calibrate_noise_multiplier(
         way = _way_out(epsilon, compute_epsilon)
         raise CalibrationError(
             f"no noise in [{SMALLEST:g}, {LARGEST:g}] spends epsilon = {epsilon:g} at delta ="
-            f" {delta:g} in {count:,} releases, {way}"
+            f" {delta:g} in {count:,} release{'s' * (count != 1)}, {way}"
         )
     log_noise = _narrow(excess, bracket)
     total = compute_epsilon(log_noise)

@@ -93,6 +93,10 @@ def plan_table(plan: Plan) -> Table:
         "protected unit": plan.privacy_unit,
         "sampler": plan.sampler.describe()["name"],
         **({"bands of correlated noise": f"{plan.bands}"} if plan.bands > 1 else {}),
+        **{
+            f"releases for {kind.purpose}": f"{kind.count}, σ = {kind.noise_multiplier:.5f}; in ε"
+            for kind in plan.extra_releases
+        },
         "δ": f"{plan.delta:g}",
         "standard deviation of the noise": (
             f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}"

@@ -134,3 +134,8 @@ def export_run(
         if name in trained.recipe.constants:
             meaning, _ = trained.recipe.constants[name]
             print_line(f"{name}: {meaning}")
+    schema = trained.recipe.public_schema
+    if schema is not None:
+        columns = [(name, column.width) for name, column in schema.columns.items()]
+        widths = ", ".join(f"{name} {width}" for name, width in columns if width)
+        print_line(f"numbers of a row: {widths}; the last of a column is 1 for a missing value")
