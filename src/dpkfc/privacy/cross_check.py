@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLD_RDP_TOLERANCE = 1e-3
 RDP_TOLERANCE = 0.01  # absolute and relative, where PLD treats neither event nor δ
-# An ε without any meaning. From 709.8 on e^ε is no float, and dp-accounting adds about 0.95.
+# An ε without any meaning. From 709.8 on dp-accounting, with e^ε beyond floats, adds about 0.95.
 VOID = 700.0
 
 
