@@ -306,7 +306,7 @@ def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
 
 
 def _plans_of(searches: Sequence[Search], place: Place, evaluate_on: str) -> list[Plan]:
-    """Return the plan of a run of each search; none of a method that cannot be planned here.
+    """Return the plan of a run of each search, without methods that cannot be planned here.
 
     Raises:
         ConfigError, DatasetError: no method can be planned.
