@@ -193,6 +193,32 @@ def test_a_head_of_ones_own_gets_the_gradient_of_each_example_in_one_pass(read):
     assert_one_pass_equals_a_loop(model, loss_fn, randn(N, 5, D))
 
 
+class Made(nn.Module):
+    """Makes a tensor of its parameters alone, which reads no example."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.code, self.layer = make, nn.Parameter(randn(3, D)), nn.Linear(D, 2 * D)
+
+    def forward(self, n):
+        return self.make(self.layer(self.code), n)
+
+
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        (lambda made, n: made.expand(n, 3, -1), lambda x, made: made @ x.mT.repeat(1, 2, 1)),
+        (lambda made, n: made.view(-1, D), F.linear),
+        (lambda made, n: made.sum().exp(), torch.mul),
+    ],
+)
+def test_a_module_that_reads_no_example_gets_the_gradient_of_each_in_one_pass(make, read):
+    torch.manual_seed(0)
+    parts = {"layer": nn.Linear(D, D), "made": Made(make)}
+    model = Network(lambda m, x: read(m.layer(x), m.made(len(x))), **parts).double()
+    assert_one_pass_equals_a_loop(model, loss_fn, randn(N, 5, D))
+
+
 LOOKUPS = {
     "rows": lambda ids, table: table[ids],
     "from the end": lambda ids, table: table[ids - 7],

@@ -343,6 +343,7 @@ class SharedUses:
         if x.is_floating_point() and axis.dim >= x.dim() - 1:
             return None
         covered = [*read, *product.given]
+        covered += [p._base for p in covered if p._base is not None]
         outputs = list[Tensor]()
         self.tracker.cover(covered)
         try:

@@ -222,6 +222,8 @@ class Tape:
             torch.clear_autocast_cache()
         self._called |= keys
         tensors = tensors_of((*args, *kwargs.values()))
+        if not tensors and layers[0].rule == "fallback":
+            return  # its parameters are followed to where they meet the examples
         axes = [self._axis(x) for x in tensors]
         kinds = set(map(type, map(self.tracker.state, tensors)))
         call = OpenCall(parameters, tensors, axes, kinds)
