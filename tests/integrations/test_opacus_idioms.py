@@ -143,6 +143,9 @@ def test_numbers_and_objects_of_a_private_optimizer():
         lambda model, optimizer: model.allow_grad_accumulation(),
         lambda model, optimizer: model.disable_hooks(),
         lambda model, optimizer: model.enable_hooks(),
+        lambda model, optimizer: model.add_hooks(),
+        lambda model, optimizer: model.get_clipping_coef(),
+        lambda model, optimizer: dict(model.trainable_parameters()),
     ],
 )
 def test_parts_of_a_step_are_one_error_and_spend_nothing(use):
@@ -155,6 +158,46 @@ def test_parts_of_a_step_are_one_error_and_spend_nothing(use):
     assert engine.ledger.count == 0 and torch.equal(weights(model), before)
     optimizer.step()
     assert engine.ledger.count == 1
+
+
+def test_a_script_that_reads_grad_sample_is_told_to_read_the_release():
+    engine, model, optimizer, batches = private()
+    backward(model, next(iter(batches)))
+    with pytest.raises(AttributeError, match="are private; read p.grad after optimizer.step"):
+        [p.grad_sample.norm() for p in model.parameters()]
+    for p in model.parameters():
+        assert not hasattr(p, "grad_sample")
+        p.grad_sample = None  # as scripts do to save memory
+        assert p.grad_sample is None
+        del p.grad_sample
+    optimizer.step()
+    engine.close()
+    assert not hasattr(nn.Parameter, "grad_sample")
+    assert "grad_sample" not in vars(nn.Parameter)
+
+
+def test_a_script_counts_logical_batches_by_the_flag_of_opacus():
+    engine, model, optimizer, batches = private()
+    flags = []
+    with cut(batches, optimizer, 3) as parts:
+        for batch in parts:
+            optimizer.zero_grad()
+            backward(model, batch)
+            optimizer.step()
+            flags.append(optimizer._is_last_step_skipped)
+    assert flags.count(False) == engine.ledger.count == len(batches) < len(flags)
+    engine.close()
+    assert not hasattr(optimizer, "_is_last_step_skipped")
+
+
+def test_the_loss_wrapper_of_opacus_is_refused_before_a_release():
+    wrapper = pytest.importorskip("opacus.utils.fast_gradient_clipping_utils")
+    engine, model, optimizer, batches = private()
+    criterion = wrapper.DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss(), "mean")
+    x, y = next(iter(batches))
+    with pytest.raises(RuntimeError, match="no model.get_clipping_coef; docs/how-to-opacus.md"):
+        criterion(model(x), y).backward()
+    assert engine.ledger.count == 0
 
 
 def test_a_clip_of_gradient_values_before_the_step_is_refused_and_works_after_it():

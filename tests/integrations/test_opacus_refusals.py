@@ -122,11 +122,17 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match):
     [
         ({"accountant": "gdp"}, "upper bound"),
         ({"secure_mode": True}, "cipher.*take a Session .*'rounded'"),
+        ({"sample_rate": 0.1, "noise_multiplier": 1.0}, r"not sample_rate=; .*make_private\("),
     ],
 )
 def test_refused_engines(settings, match):
     with pytest.raises(ValueError, match=match):
         PrivacyEngine(**settings)
+
+
+def test_an_engine_of_the_first_opacus_is_told_where_its_model_goes():
+    with pytest.raises(ValueError, match=r"not Linear; .* go to make_private\(module="):
+        PrivacyEngine(nn.Linear(2, 1), batch_size=8, sample_size=40, noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(

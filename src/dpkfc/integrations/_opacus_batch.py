@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -189,9 +189,24 @@ def _take_over_backward(
     _TORCH_BACKWARD(self, gradient, retain_graph, create_graph, inputs)
 
 
+class _NoSamples:
+    """Says why a parameter has no gradients of single examples; a script may put values there."""
+
+    def __get__(self, parameter: Tensor | None, kind: type) -> NoReturn:
+        raise AttributeError(
+            "a parameter has no grad_sample here: gradients of single examples are private; read"
+            " p.grad after optimizer.step()"
+        )
+
+
 def _replace_functions() -> None:
-    """Put the function above into torch while a recording needs it, and torch's own otherwise."""
+    """Put what stands above into torch while a recording needs it, and what torch has otherwise."""
     Tensor.backward = _take_over_backward if _FOLLOWED else _TORCH_BACKWARD  # type: ignore[method-assign]
+    names = vars(nn.Parameter)
+    if _FOLLOWED and "grad_sample" not in names:
+        nn.Parameter.grad_sample = _NoSamples()  # type: ignore[attr-defined]
+    elif not _FOLLOWED and "grad_sample" in names:
+        del nn.Parameter.grad_sample  # type: ignore[attr-defined]
 
 
 class _PublicDivisors(TorchFunctionMode):

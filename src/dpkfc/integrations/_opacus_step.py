@@ -147,7 +147,7 @@ class PrivateStep:
         self._clear_gradients()
         shown = {name: getattr(plan, name) for name in SHOWN}
         shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
-        wrapper = wrapper_attributes(model, self._detach)
+        wrapper = wrapper_attributes(model, loss_reduction, self._detach)
         self._added = {
             optimizer: add_attributes(optimizer, shown),
             model: add_attributes(model, wrapper),
@@ -503,6 +503,7 @@ class PrivateStep:
             self.weights.check_parameters(after_passes=True)
             self._release(summer)
         self._pending_batch.record_step(physical.last)
+        vars(self.optimizer)["_is_last_step_skipped"] = not physical.last
         self._end_recording()
         if physical.last and self._step_hook is not None:
             self._call_step_hook(self._step_hook)
@@ -725,17 +726,21 @@ class WrapperMethod:
         return WrapperMethod, (self._model,)
 
 
-def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str, Any]:
+def wrapper_attributes(
+    model: nn.Module, reduction: str, close: Callable[[], None]
+) -> dict[str, Any]:
     """Return the attributes of Opacus's `GradSampleModule` that scripts read, by name.
 
     Args:
         model: the model.
+        reduction: of the loss, "mean" or "sum".
         close: removes the hooks of the engine.
     """
     closing = WrapperMethod(model, close)
     harmless = WrapperMethod(model)
     return {
         "_module": model,
+        "loss_reduction": reduction,
         "to_standard_module": closing,
         "cleanup": closing,
         "remove_hooks": closing,
@@ -743,6 +748,8 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
         "set_grad_sample_to_none": harmless,
         "del_grad_sample": harmless,
         **_refusals("model", "allow_grad_accumulation", "enable_hooks", "disable_hooks"),
+        **_refusals("model", "add_hooks", "trainable_modules", "trainable_parameters"),
+        **_refusals("model", "get_clipping_coef", "get_norm_sample"),
     }
 
 
@@ -764,6 +771,7 @@ def optimizer_attributes(
         "original_optimizer": optimizer,
         "loss_reduction": reduction,
         "accumulated_iterations": 1,
+        "_is_last_step_skipped": False,
         "secure_mode": False,
         "params": list_group_members(optimizer.param_groups),
         "attach_step_hook": attach_step_hook,

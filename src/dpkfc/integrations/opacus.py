@@ -74,7 +74,7 @@ class PrivacyEngine:
             model that mixes examples is refused before, a loss that does so after the charge.
 
     Raises:
-        ValueError: another accountant, or secure_mode=True.
+        ValueError: another accountant, secure_mode=True, or what `make_private` takes.
 
     Guarantee:
         Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the
@@ -83,8 +83,19 @@ class PrivacyEngine:
     """
 
     def __init__(
-        self, *, accountant: str = "pld", secure_mode: bool = False, budget: Budget | None = None
+        self,
+        *parts: Any,
+        accountant: str = "pld",
+        secure_mode: bool = False,
+        budget: Budget | None = None,
+        **others: Any,
     ) -> None:
+        if parts or others:
+            names = [*(type(part).__name__ for part in parts), *(f"{name}=" for name in others)]
+            raise ValueError(
+                f"PrivacyEngine takes accountant=, secure_mode= or budget=, not {names[0]:.30};"
+                " model, optimizer, loader and noise go to make_private(module=, ...)"
+            )
         if secure_mode:
             raise ValueError(
                 "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a"
