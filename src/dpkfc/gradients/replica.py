@@ -99,24 +99,30 @@ class Replica:
             model: whose modules.
             has_own_hooks: hooks that are registered or removed meanwhile are thrown away too.
         """
-        paths = {m: path for path, m in model.named_modules() if id(m) not in self._copies}
-        self.paths |= paths
-        for m in paths:
-            self._copies[id(m)] = m, m
-        for m in paths:
-            self._add_module(m, has_own_hooks)
+        new = {}
+        for path, module in model.named_modules():
+            if id(module) not in self._copies:
+                new[module] = path
+        self.paths |= new
+        # All are known before the first is copied: an attribute of one may hold another.
+        for module in new:
+            self._keep(module, module)
+        for module in new:
+            self._add_module(module, has_own_hooks)
 
     def _add_module(self, module: nn.Module, has_own_hooks: bool) -> None:
+        """Give one module a `__dict__` of its own."""
         before = vars(module)
         own = dict(before)
-        for name, x in before.items():
+        for name, value in before.items():
             if has_own_hooks or "_hooks" not in name:
-                is_empty = isinstance(x, dict) and not x
-                own[name] = x.copy() if is_empty else self.copy(x)
+                is_empty = isinstance(value, dict) and not value
+                own[name] = value.copy() if is_empty else self.copy(value)
         self.modules[module] = before, own
-        if isinstance(own["_buffers"], OrderedDictWrapper):  # of a scripted module
-            for name in own["_buffers"].keys():  # noqa: SIM118
-                self._set(own["_buffers"], name)
+        buffers = own["_buffers"]
+        if isinstance(buffers, OrderedDictWrapper):  # of a scripted module
+            for name in buffers.keys():  # noqa: SIM118
+                self._set(buffers, name)
         for name, p in own["_parameters"].items():
             if p is not None:
                 self._versions.append((join_names(self.paths[module], name), p, p._version))
@@ -139,10 +145,13 @@ class Replica:
             return self._copies[id(x)][1]
         return way(self, x, inside - 1)
 
-    def _keep(self, x: Any, y: Any) -> Any:
-        self._copies[id(x)] = x, y
-        self._copies[id(y)] = y, y
-        return y
+    def _keep(self, x: Any, own: Any) -> Any:
+        """Remember and return what stands for x; a copy stands for itself."""
+        self._copies[id(x)] = x, own
+        self._copies[id(own)] = own, own
+        return own
+
+    # The ways of `copy`. Each takes a value and how many containers inside it are looked into.
 
     def _copy_whole(self, x: Any, inside: int) -> Any:
         with warnings.catch_warnings():
@@ -161,44 +170,52 @@ class Replica:
         return self._keep(x, x.copy() if x.nbytes <= self._most else x)
 
     def _copy_tuple(self, x: Any, inside: int) -> Any:
-        items = [self.copy(y, inside) for y in x]
+        items = [self.copy(item, inside) for item in x]
         if all(map(operator.is_, items, x)):
             return self._keep(x, x)
-        return self._keep(x, getattr(x, "_make", tuple)(items))
+        # A named tuple is made by its own function.
+        make = getattr(x, "_make", tuple)
+        return self._keep(x, make(items))
 
     def _copy_container(self, x: Any, inside: int) -> Any:
-        y = self._keep(x, x.copy())
+        own = self._keep(x, x.copy())
         if len(x) <= _LONG:
             for key, value in list(pairs_of(x)):
                 item = self.copy(value, inside)
                 if item is not value and not isinstance(x, set):
-                    y[key] = item
-        return y
+                    own[key] = item
+        return own
 
     def _copy_queue(self, x: Any, inside: int) -> Any:
-        y = self._keep(x, queue.SimpleQueue())
-        for item in [x.get() for _ in range(x.qsize())]:
+        own = self._keep(x, queue.SimpleQueue())
+        # A queue shows its items only as it gives them away.
+        items = [x.get() for _ in range(x.qsize())]
+        for item in items:
             x.put(item)
-            y.put(self.copy(item, inside))
-        return y
+            own.put(self.copy(item, inside))
+        return own
 
     def _add_object(self, x: Any, inside: int) -> Any:
+        """Give the attributes of an object copies; it stays the same object."""
         self._keep(x, x)
         before = self._objects[id(x)] = attributes_of(x)
         fill(x, {name: self.copy(value, inside) for name, value in before.items()})
         return x
 
     def _add_generator(self, x: Any, inside: int) -> Any:
+        """Seed a generator of random numbers anew, which gets its state back in the end."""
         read, _, seed = GENERATORS[type(x)]
         self._generators.append((x, read(x)))
         seed(x, draw_seed())
         return self._keep(x, x)
 
     def _watch(self, x: Any, inside: int) -> Any:
+        """Share a value that cannot be copied, and see in the end whether it has changed."""
         self._watched.append((self._name, x, _mark(x)))
         return self._keep(x, x)
 
     def _add_callable(self, x: Any, inside: int) -> Any:
+        """Copy the object of a method; where code is followed, what the function reaches."""
         if isinstance(x, MethodType):
             self.copy(x.__self__, inside)
         if self._follows_code:
@@ -227,16 +244,16 @@ class Replica:
     def follow_model(self, model: nn.Module) -> None:
         """Give what the methods and hooks of a model reach values of their own."""
         self._follows_code = True
-        for m in model.modules():
-            self._copies[id(m)] = m, m
-        for m in model.modules():
-            values = [*m._forward_hooks.values(), *m._forward_pre_hooks.values()]
-            if is_own_module(type(m).__module__):
-                values += vars(m).values()
-            for x in values:
-                if isinstance(x, (FunctionType, MethodType, partial, nn.Module)):
-                    self.copy(x)
-            for kind in type(m).__mro__:
+        for module in model.modules():
+            self._keep(module, module)
+        for module in model.modules():
+            values = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            if is_own_module(type(module).__module__):
+                values += vars(module).values()
+            for value in values:
+                if isinstance(value, (FunctionType, MethodType, partial, nn.Module)):
+                    self.copy(value)
+            for kind in type(module).__mro__:
                 self._follow_class(kind)
 
     def follow(self, x: Any) -> None:
@@ -268,6 +285,7 @@ class Replica:
         self._depth -= 1
 
     def _follow_function(self, function: FunctionType) -> None:
+        """Give the variables of a function's closure, arguments and modules their own values."""
         cells = function.__closure__ or ()
         for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
             self._set(cell, "cell_contents", name)
@@ -276,9 +294,11 @@ class Replica:
         names = set(globals_of(function.__code__))
         variables = function.__globals__
         places = [variables]
-        for x in map(variables.get, names):
-            if isinstance(x, ModuleType) and is_own_module(x.__name__):
-                places.append(vars(x))
+        for name in names:
+            value = variables.get(name)
+            if isinstance(value, ModuleType) and is_own_module(value.__name__):
+                # `settings.scale` names a variable of another module.
+                places.append(vars(value))
         for place in places:
             for name in names:
                 self._set(place, name)
@@ -303,16 +323,16 @@ class Replica:
 
     def close(self) -> None:
         """Give everything back what it had."""
-        for x in self._list_variables():
-            if x.now is not x.before:
-                write(x.place, x.key, x.before)
+        for variable in self._list_variables():
+            if variable.now is not variable.before:
+                write(variable.place, variable.key, variable.before)
         self._restore_generators()
         self._objects_after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
         self._switch(0, self._objects)
         for key, before in self._kept.items():
             x, _ = self._copies[key]
-            both = attributes_of(x) | before
-            fill(x, {name: y for name, y in both.items() if y is not NOTHING})
+            attributes = attributes_of(x) | before
+            fill(x, {name: y for name, y in attributes.items() if y is not NOTHING})
         for container, items in self._contents:
             refill(container, items)
 
@@ -323,10 +343,10 @@ class Replica:
         their present contents, since other references may point to them.
         """
         self._fill_originals()
-        for key, x in list(self._variables.items()):
-            if self._is_as_before(x.before, x.now):
-                if x.now is not x.before:
-                    write(x.place, x.key, x.before)
+        for key, variable in list(self._variables.items()):
+            if self._is_as_before(variable.before, variable.now):
+                if variable.now is not variable.before:
+                    write(variable.place, variable.key, variable.before)
                 del self._variables[key]
         objects = {}
         for number, before in self._objects.items():
@@ -351,21 +371,24 @@ class Replica:
 
     def _fill_originals(self) -> None:
         """Put what copies of containers hold into their originals, until the replica is closed."""
-        pairs = [(x, y) for x, y in self._copies.values() if x is not y]
-        originals = {id(y): x for x, y in pairs}
-        containers = [pair for pair in pairs if type(pair[0]) in CONTAINERS]
-        changed = [pair for pair in containers if not self._is_as_before(*pair)]
-        for x, y in changed:
+        pairs = [(x, own) for x, own in self._copies.values() if own is not x]
+        original_of = {id(own): x for x, own in pairs}
+        changed = []
+        for x, own in pairs:
+            if type(x) in CONTAINERS and not self._is_as_before(x, own):
+                changed.append((x, own))
+        for x, own in changed:
             self._contents.append((x, x.copy()))
-            items = y.copy()
-            for key, item in list(pairs_of(y)):
-                if id(item) in originals and not isinstance(y, set):
-                    items[key] = originals[id(item)]
+            items = own.copy()
+            for key, item in list(pairs_of(own)):
+                if id(item) in original_of and not isinstance(own, set):
+                    items[key] = original_of[id(item)]
             refill(x, items)
 
     def _restore_generators(self) -> None:
         for generator, state in self._generators:
-            GENERATORS[type(generator)][1](generator, state)
+            _, restore, _ = GENERATORS[type(generator)]
+            restore(generator, state)
         self._generators.clear()
 
     @contextmanager
@@ -379,6 +402,7 @@ class Replica:
             self._switch(1, after)
 
     def _switch(self, which: int, objects: Objects) -> None:
+        """Give modules the attributes that they had (0) or their own (1), and objects these."""
         for module, attributes in self.modules.items():
             object.__setattr__(module, "__dict__", attributes[which])
         for key, values in objects.items():
@@ -407,19 +431,20 @@ class Replica:
 
     def has_new_parts(self) -> bool:
         """Return whether a module has got or lost hooks or modules below it."""
-        return any(
-            list(own[name]) != list(before[name])
-            for before, own in self.modules.values()
-            for name in before.keys() & _INTERNAL
-            if name == "_modules" or name.endswith("_hooks")
-        )
+        for before, own in self.modules.values():
+            for name in before.keys() & _INTERNAL:
+                has_parts = name == "_modules" or name.endswith("_hooks")
+                if has_parts and list(own[name]) != list(before[name]):
+                    return True
+        return False
 
     def agrees(self, others: Sequence[Replica], module: nn.Module, name: str) -> bool:
         """Return whether an attribute has ended with the same value in closed replicas."""
         value = self.modules[module][1].get(name, NOTHING)
         for other in others:
             objects = self._objects_after, other._objects_after
-            if not are_equal(value, other.modules[module][1].get(name, NOTHING), objects):
+            other_value = other.modules[module][1].get(name, NOTHING)
+            if not are_equal(value, other_value, objects):
                 return False
         return True
 
@@ -435,7 +460,10 @@ class Replica:
 
     def changed_variables(self) -> set[str]:
         """Return the names of other variables that have changed."""
-        names = {x.name for x in self._list_variables() if not self._is_as_before(x.before, x.now)}
+        names = set()
+        for variable in self._list_variables():
+            if not self._is_as_before(variable.before, variable.now):
+                names.add(variable.name)
         for key, before in self._objects.items():
             x, _ = self._copies[key]
             if not self._is_as_before(before, attributes_of(x)):
@@ -457,10 +485,11 @@ class Replica:
         for module, (before, own) in self.modules.items():
             old, new = before["_parameters"], own["_parameters"]
             for name in {**old, **new}:
-                pair = (read(old, name), read(new, name))
-                one, other = (None if x is NOTHING else x for x in pair)
-                if one is not other:
-                    yield join_names(self.paths[module], name), one, other
+                was, now = read(old, name), read(new, name)
+                was = None if was is NOTHING else was
+                now = None if now is NOTHING else now
+                if was is not now:
+                    yield join_names(self.paths[module], name), was, now
 
     def find_lost(self) -> tuple[str, Any] | None:
         """Return a value that has changed and has no copy, and the variable that reaches it."""
@@ -477,7 +506,8 @@ def _mark(x: Any) -> Any:
     if x.gi_frame is None:
         return None
     variables = sorted(x.gi_frame.f_locals.items())
-    return x.gi_frame.f_lasti, [(k, v) for k, v in variables if isinstance(v, PLAIN)]
+    plain = [(name, value) for name, value in variables if isinstance(value, PLAIN)]
+    return x.gi_frame.f_lasti, plain
 
 
 # How a value of each kind is copied.
