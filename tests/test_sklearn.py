@@ -135,6 +135,22 @@ def test_no_message_tells_what_columns_and_targets_hold(blobs):
         regressor.fit(rows, np.where(blobs[1] > 0, "ill", "well"))
 
 
+def test_dates_and_durations_are_refused_by_their_types(blobs):
+    pandas = pytest.importorskip("pandas")
+    X, y = blobs
+    days = pandas.to_datetime(np.arange(len(X)), unit="D")
+    frame = pandas.DataFrame({"born": days.tz_localize("UTC"), "stay": days - days[0], "x": 1.0})
+    model = DPLogisticRegression(bounds=(-1, 1), classes=(0, 1))
+    for columns, name in ((["x", "born"], "born"), (["stay"], "stay")):
+        with pytest.raises(ValueError, match=f"column '{name}' of X has type .*since a public"):
+            model.fit(frame[columns], y)
+    for rows in (days.to_numpy()[:, None], (days - days[0]).to_numpy()[:, None]):
+        with pytest.raises(ValueError, match="X has type"):
+            model.fit(rows, y)
+    with pytest.raises(ValueError, match="y has type"):
+        DPMLPRegressor(bounds=(-1, 1), target_bounds=(0, 1)).fit(X, frame["stay"])
+
+
 def test_one_text_in_a_list_of_rows_changes_no_other_row(blobs):
     estimator = DPLogisticRegression(steps=1, **QUIET).fit(*blobs)
     rows = [[True, 1.0], [0.5, 2.0]]

@@ -1,6 +1,7 @@
 """Files of Excel, SPSS, Stata and SAS, and folders of Parquet parts: what their readers change."""
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
 from dpkfc.app.owndata.columns import Column
+from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.headers import read_header
 from dpkfc.app.owndata.proposals import empty_schema, kind_of_data
 from dpkfc.app.owndata.schema import Schema, check_schema
@@ -78,6 +80,18 @@ def test_all_rows_and_zeros_of_a_sas_transport_file(tmp_path):
     pyreadstat.write_xport(frame, str(path))
     table = read_table(path, ["a", "b"], Schema())
     assert table.rows == 3 and table.columns["b"].texts == ["0", "1", "0"]
+
+
+def test_numbers_with_the_digits_of_a_date_are_read_by_a_format(tmp_path):
+    path = tmp_path / "t.dta"
+    pandas.DataFrame({"a": [20200106, 20200111], "y": [0, 1]}).to_stata(path, write_index=False)
+    column = Column(kind="date", bounds=("2020-01-01", "2020-01-11"), format="%Y%m%d")
+    schema = Schema(target="y", classes=("0", "1"), columns={"a": column})
+    records = encode_table(path, check_schema(schema, "s"))
+    assert records.inputs[:, 0].tolist() == pytest.approx([0, 1])
+    bare = replace(schema, columns={"a": replace(column, format="")})
+    with pytest.raises(DatasetError, match="is not a date.*or format = '%Y%m%d'"):
+        encode_table(path, check_schema(bare, "s"))
 
 
 def test_ids_that_lose_digits_are_refused_by_their_format(tmp_path):
@@ -176,9 +190,8 @@ def test_a_column_stored_as_another_kind_is_refused(tmp_path):
     schema = check_schema(
         Schema(target="y", columns={"a": Column(kind="number", bounds=(0, 1))}), "s"
     )
-    from dpkfc.app.owndata.files import encode_table
-
-    table = pa.table({"a": pa.array([1], pa.date32()), "y": ["0"]})
-    pa.parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(DatasetError, match="stored as a date.*set kind = 'date'"):
-        encode_table(tmp_path / "t.parquet", schema)
+    for kind in (pa.date32(), pa.time32("s")):
+        table = pa.table({"a": pa.array([1], kind), "y": ["0"]})
+        pa.parquet.write_table(table, tmp_path / "t.parquet")
+        with pytest.raises(DatasetError, match="stored as a date.*set kind = 'date'"):
+            encode_table(tmp_path / "t.parquet", schema)

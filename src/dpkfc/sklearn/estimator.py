@@ -33,6 +33,7 @@ from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 from dpkfc.sklearn.values import (
     Floats,
+    check_types,
     keep_types,
     parse_numbers,
     read_bounds,
@@ -103,6 +104,7 @@ class PrivateEstimator(BaseEstimator):
             )
         if np.iscomplexobj(X):
             raise ValueError("Complex data not supported: X holds complex numbers")
+        check_types("X", X)
         if reset:
             # A fit that fails must not leave an earlier module behind new scales.
             self.__dict__.pop("module_", None)

@@ -67,17 +67,34 @@ def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
     """Return y as an array `[n]`; only its shape and type are checked.
 
     Raises:
-        ValueError: no y, another length or shape, or complex numbers.
+        ValueError: no y, another length or shape, complex numbers, or dates.
     """
     if y is None:
         name = type(estimator).__name__
         raise ValueError(f"{name} requires y to be passed, but the target y is None")
+    check_types("y", y)
     targets = column_or_1d(y, warn=True)
     if np.iscomplexobj(targets):
         raise ValueError("Complex data not supported: y holds complex numbers")
     if len(targets) != count:
         raise ValueError(f"X has {count} rows and y has {len(targets)}: give one target a row")
     return targets
+
+
+def check_types(name: str, values: Any) -> None:
+    """Refuse dates and durations by their types, which are public; they are not numbers.
+
+    Raises:
+        ValueError: naming the column, where it has a name, and the fix.
+    """
+    types = values.dtypes if hasattr(values, "iloc") else np.asarray(values).dtype
+    for column, kind in types.items() if hasattr(types, "items") else [("", types)]:
+        if kind.kind in "mM":
+            where = f"column {column!r:.40} of {name}" if hasattr(types, "items") else name
+            raise ValueError(
+                f"{where} has type {kind!s:.40}, and numbers are wanted: give days or seconds since"
+                " a public date"
+            )
 
 
 def keep_types(values: Any) -> Any:

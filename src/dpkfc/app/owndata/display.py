@@ -204,7 +204,8 @@ def _warnings(figures: Figures) -> list[str]:
 _LOOK = {
     "outside of bounds": "compare bounds with the unit of the column",
     "missing": "compare missing with the file",
-    "not of the column's kind": "compare kind, format, decimal, thousands, missing with the file",
+    "not of the column's kind": "compare kind, format, decimal, thousands, signs, measured_in and"
+    " missing with the file",
     "of no known category": "compare categories with the file",
 }
 _ADVICE = {

@@ -66,7 +66,7 @@ class Header:
                 raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
             if not name or not count:
                 known = nearest(name, filter(None, self.names))
-                if not known.endswith("?"):
+                if len(self.names) == 1 or not known.endswith("?"):
                     known += "; check the first line and the delimiter"
                 raise DatasetError(f"{path}: has no column {name!r:.40}; {known}")
 

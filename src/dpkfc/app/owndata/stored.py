@@ -133,7 +133,7 @@ def name_kind(kind: pa.DataType) -> str:
     kind = _plain_type(kind)
     if pa.types.is_boolean(kind):
         return "flag"
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
         return "date"
     return "number" if _is_one_of(kind, _IS_NUMBER) else "text"
 

@@ -248,11 +248,11 @@ def _read_of_package(
                 " are lost; store them as text"
             )
         column = schema.columns.get(name)
-        if column and column.kind == "date" and is_number:
+        if column and column.kind == "date" and is_number and not column.format:
             known = ", ".join(DATE_FORMATS[package_of(path)])
             raise DatasetError(
                 f"{path}: {name!r} is a number of format {shown!r}, which is not a date; known:"
-                f" {known}; set kind = 'number'"
+                f" {known}; set kind = 'number', or format = '%Y%m%d'"
             )
     decimals = {name: stated_decimal(schema, name) for name in names}
     columns, rows, unreadable = read_columns(path, names, decimals, schema)
