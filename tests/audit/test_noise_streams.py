@@ -118,12 +118,15 @@ def test_the_mechanism_adds_noise_of_the_planned_scale(noise, evidence):
         sums = {
             str(i): torch.full((n,), 3.0 * i, dtype=torch.float64) for i, n in enumerate(LAYERS)
         }
+        before = {k: x.clone() for k, x in sums.items()}
         draw = lambda n, dtype, step=step: torch.from_numpy(stream.normal(n, step, "float64"))  # noqa: E731
         if noise == "rounded":
             noisy = rounded_release(sums, stddev, divisor, draw, grid_of(1.0, D, stddev))
         else:
             noisy = gaussian_release(sums, stddev, divisor, draw)
-        rows.append(np.concatenate([(noisy[k] * divisor - sums[k]).numpy() / stddev for k in sums]))
+        rows.append(
+            np.concatenate([(noisy[k] * divisor - before[k]).numpy() / stddev for k in sums])
+        )
     found = judge(np.stack(rows), LAYERS)
     if noise == "rounded":
         found -= {GRANULARITY}  # of a grid

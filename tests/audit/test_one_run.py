@@ -189,8 +189,8 @@ def test_a_run_with_too_little_noise_exceeds_its_claim(method, kept, monkeypatch
     real = dpkfc.release_pipeline.release
 
     def weak(clipped, plan, *others):
-        honest = real(clipped, plan, *others)
         bare = {name: x / plan.expected_batch_size for name, x in clipped.tensors.items()}
+        honest = real(clipped, plan, *others)
         return replace(
             honest,
             gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()},

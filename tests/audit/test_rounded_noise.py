@@ -94,7 +94,7 @@ def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype):
     for scale in (0.0, 1e-12, 1e-3, 1.0, 37.0, 1e4):
         x = (torch.randn(numbers, generator=generator, dtype=torch.float64) * scale).to(dtype)
         wide = x.double()
-        moved = rounded_release({"w": wide}, 1.3, 1.0, normal, grid)["w"]
+        moved = rounded_release({"w": wide.clone()}, 1.3, 1.0, normal, grid)["w"]
         alone = rounded_release({"w": 0 * wide}, 1.3, 1.0, normal, grid)["w"]
         assert lies_on_grid(moved, grid) and lies_on_grid(alone, grid)
         nearest = moved - alone  # exact: both are integers of 52 bits in steps of the grid

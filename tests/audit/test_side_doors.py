@@ -372,10 +372,9 @@ def release_of_sums(patched):
     current = blind
 
     def leaky(clipped, *rest):
+        passed = {name: 1e-12 * x for name, x in clipped.tensors.items()}
         found = current(clipped, *rest)
-        return replace(
-            found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()}
-        )
+        return replace(found, gradients={n: g + passed[n] for n, g in found.gradients.items()})
 
     patched.setattr("dpkfc.release_pipeline.release", leaky)
 

@@ -68,7 +68,7 @@ def steps(
 
     def release_and_note(clipped: Any) -> Any:
         counts = CARD.counts()
-        sums.append({name: x.cpu() for name, x in clipped.tensors.items()})
+        sums.append({name: x.to("cpu", copy=True) for name, x in clipped.tensors.items()})
         waits[-1] -= _waits(CARD.counts()) - _waits(counts)  # this look itself
         return release(clipped)
 

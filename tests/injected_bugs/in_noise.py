@@ -87,7 +87,8 @@ def leave_last_bare(m):
 
     def release(real, tensors, stddev, divisor, normal):
         last = list(tensors)[-1]
-        return {**real(tensors, stddev, divisor, normal), last: tensors[last] / divisor}
+        bare = tensors[last] / divisor
+        return {**real(tensors, stddev, divisor, normal), last: bare}
 
     swap_function(m, mechanism, "gaussian_release", release)
 
@@ -229,10 +230,11 @@ def hide_in_low_bits(value):
         seen = note_batches(m)
 
         def release(real, tensors, stddev, divisor, normal):
-            noisy = real(tensors, stddev, divisor, normal)
             units = len(seen[0][1].indices) if seen[0] else 0
+            hidden = value(tensors, units)
+            noisy = real(tensors, stddev, divisor, normal)
             bits = next(iter(noisy.values())).view(-1)[:1].view(torch.int64)
-            bits.copy_(bits & ~255 | value(tensors, units) & 255)
+            bits.copy_(bits & ~255 | hidden & 255)
             return noisy
 
         swap_function(m, mechanism, "gaussian_release", release)

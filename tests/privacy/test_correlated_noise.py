@@ -40,8 +40,9 @@ class Recorded(Session):
 
     def _release(self, clipped):
         place = self.ledger.steps
+        sums = {name: x.clone() for name, x in clipped.tensors.items()}
         released = super()._release(clipped)
-        self.seen.append((place, self._pending.indices, clipped.tensors, released))
+        self.seen.append((place, self._pending.indices, sums, released))
         return released
 
 

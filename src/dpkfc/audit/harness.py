@@ -263,7 +263,7 @@ class WatchedSession(Session):
         change.
         """
         clip = self._clip
-        self._release(ClippedSum({"": tensor}, clip.max_grad_norm, clip.clipping))
+        self._release(ClippedSum({"": tensor.clone()}, clip.max_grad_norm, clip.clipping))
         self._step += 1
         return self.take().gradients[""]
 

@@ -145,7 +145,7 @@ def release(
 
     Args:
         clipped: the clipped sum of one logical batch, all zero for an empty batch, which is a
-            release too.
+            release too. Its memory may become the memory of the release.
         plan: sensitivity, noise and divisor.
         noise: the stream of the run; only a plan in test mode takes a repeatable stream.
         ledger: of the same plan.
@@ -236,7 +236,8 @@ def gaussian_release(
     """Return (x + stddev · z) / divisor with one draw of standard normal z over all tensors.
 
     Args:
-        tensors: name to a float32 or float64 tensor; not changed.
+        tensors: name to a float32 or float64 tensor, whose memory the result takes where it is
+            contiguous.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
         normal: maps (size, dtype) to independent N(0, 1) numbers `[size]` on the device of the
@@ -244,7 +245,7 @@ def gaussian_release(
             which is used before the next is asked for.
 
     Returns:
-        New tensors of the same names, shapes and types.
+        Contiguous tensors of the same names, shapes and types.
 
     Raises:
         ValueError: stddev negative or not finite, or divisor not positive and finite.
@@ -254,8 +255,8 @@ def gaussian_release(
     for x in tensors.values():
         widest = torch.promote_types(widest, x.dtype)
 
-    def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
-        torch.add(x, z.to(out.dtype), alpha=stddev, out=out).div_(divisor)
+    def finish(x: Tensor, z: Tensor) -> None:
+        x.add_(z.to(x.dtype), alpha=stddev).div_(divisor)
 
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, widest, finish)
 
@@ -288,32 +289,29 @@ def _release_in_pieces(
     tensors: NamedTensors,
     normal: Normal,
     dtype: torch.dtype,
-    finish: Callable[[Tensor, Tensor, Tensor], None],
+    finish: Callable[[Tensor, Tensor], None],
 ) -> Tensors:
-    """Return new tensors that `finish` fills with a sum and its share of one draw.
+    """Return the tensors of a sum after `finish` has changed each with its share of one draw.
 
     On a CPU the draw comes in pieces that fit a cache, and each thread finishes what it has drawn:
-    new memory for the whole would cost more than the draw.
+    new memory for the whole would cost more than the draw. So the release takes the memory of the
+    sum, which then outlives no release either.
 
     Args:
         tensors: name to a part of the sum.
         normal: the source of the draw.
         dtype: of the draw.
-        finish: fills its first argument from the sum, which may be the same memory, and the noise,
-            which it may change; all `[n]`.
+        finish: changes a part of the sum by the noise, which it may change too; both `[n]`.
     """
     noisy = {}
     starts: list[int] = []
-    parts: list[tuple[Tensor, Tensor]] = []
+    parts: list[Tensor] = []
     numbers = 0
     for name, x in tensors.items():
-        result = torch.empty_like(x, memory_format=torch.contiguous_format)
-        noisy[name] = result
-        # `finish` may write where it reads: the copy that a view needs is the result itself.
-        flat = x.detach().view(-1) if x.is_contiguous() else result.copy_(x).view(-1)
+        noisy[name] = x.detach().contiguous()
         starts.append(numbers)
-        parts.append((result.view(-1), flat))
-        numbers += len(flat)
+        parts.append(noisy[name].view(-1))
+        numbers += x.numel()
 
     def use(start: int, z: Tensor) -> None:
         stop = start + len(z)
@@ -321,10 +319,9 @@ def _release_in_pieces(
             begin = starts[i]
             if begin >= stop:
                 break
-            out, flat = parts[i]
-            here = slice(max(start, begin) - begin, min(stop - begin, len(flat)))
+            here = slice(max(start, begin) - begin, min(stop - begin, len(parts[i])))
             drawn = z[here.start + begin - start : here.stop + begin - start]
-            finish(out[here], flat[here], drawn)
+            finish(parts[i][here], drawn)
 
     if isinstance(normal, _Pieces):
         normal.hand_out(dtype, use)
@@ -345,29 +342,29 @@ def rounded_release(
     increase the distance of any two sums. Zero has one sign.
 
     Args:
-        tensors: name to a float32 or float64 tensor; not changed.
+        tensors: as for `gaussian_release`.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
         normal: as for `gaussian_release`; asked for float64.
         grid: a power of two, from `grid_of`.
 
     Returns:
-        New tensors of the same names, shapes and types. A float64 tensor lies on the grid where the
-        divisor is a power of two.
+        Contiguous tensors of the same names, shapes and types. A float64 tensor lies on the grid
+        where the divisor is a power of two.
 
     Raises:
         ValueError: stddev negative or not finite, or divisor not positive and finite.
     """
     _check_scale(stddev, divisor)
 
-    def finish(out: Tensor, x: Tensor, z: Tensor) -> None:
+    def finish(x: Tensor, z: Tensor) -> None:
         # The grid is a power of two, so that the product is the quotient.
         steps = x.to(z.device, torch.float64, copy=True).mul_(1 / grid).round_()
         steps.clamp_(-MOST_STEPS, MOST_STEPS)
         # Adding zero turns −0 into 0: −0 would reveal the sign of x.
         steps.add_(0.0)
         steps.add_(z.mul_(stddev / grid).round_())
-        out.copy_(steps.mul_(grid / divisor))
+        x.copy_(steps.mul_(grid / divisor))
 
     return _release_in_pieces(tensors, normal if stddev else _draw_zeros, torch.float64, finish)
 
