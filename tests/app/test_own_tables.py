@@ -286,7 +286,7 @@ def test_without_a_schema_the_error_is_the_command(tmp_path):
         ("bad.csv", b"age,age\n1,2\n", "two columns are named 'age'"),
         ("bad.csv", b"\xff\xfe\x00", "not UTF-8 text; save the file as UTF-8"),
         ("bad.csv", b"PAR1", "has no column"),
-        ("bad.csv", b"age;sex\n1;male\n", "no column 'job'; known: age, sex; check header"),
+        ("bad.csv", b"age;sex\n1;male\n", "no column 'job'; known: age, sex; check the first line"),
         ("bad.parquet", b"PAR1 and no more", "is not a parquet file"),
         ("none.csv", None, "does not exist"),
         ("none.parquet", None, "does not exist"),

@@ -106,24 +106,28 @@ class Splitter:
             if not lines.is_record[number]:
                 continue
             row = joined.rows[number] if number in joined.rows else self._read_line(text)
-            rows[number] = row if row is not None and is_unicode("".join(row)) else None
-            end = joined.last.get(number, number)
-            lines.is_record[number + 1 : end + 1] = False
+            if row is not None and not is_unicode("".join(row)):
+                row = None
+            rows[number] = row
+            # The other lines of a record that goes over several.
+            last = joined.last.get(number, number)
+            lines.is_record[number + 1 : last + 1] = False
         return rows
 
     def _read_line(self, text: str) -> Row:
+        """Return the cells of one line as many as the header has, None where it has no form."""
         cells, state = split_line(text, self.heading.delimiter)
         return fit_row(cells, state, len(self.heading.names))
 
     def _read(self, lines: _Lines, rows: Mapping[int, Row]) -> tuple[pa.Table, list[int]]:
         """Return the columns by their places, and the places of records with other cells."""
         width = len(self.heading.names)
+        # Pyarrow takes one byte. Where the file's is longer, all lines are written again.
         delimiter = self.heading.delimiter if self.heading.has_plain_delimiter else ","
+        empty = [""] * width
         written = {}
         for number, row in rows.items():
-            texts = [""] * width if row is None else row
-            quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
-            written[number] = delimiter.join(quoted).encode() + b"\n"
+            written[number] = _write_line(empty if row is None else row, delimiter)
         content = lines.rewrite(written)
         ragged: list[int] = []
 
@@ -157,6 +161,15 @@ class Splitter:
         return table, ragged
 
 
+def _write_line(cells: Sequence[str], delimiter: str) -> bytes:
+    """Return a line in which every cell is quoted."""
+    quoted = []
+    for cell in cells:
+        doubled = cell.replace('"', '""')
+        quoted.append(f'"{doubled}"')
+    return delimiter.join(quoted).encode() + b"\n"
+
+
 class _Lines:
     """Lines of a block, by their places in it."""
 
@@ -178,7 +191,9 @@ class _Lines:
         sizes = self._ends - self._starts
         is_filled: np.ndarray = sizes > 0
         if self._heading.end == "\n" and b"\r" in self._block:
-            is_filled &= (sizes > 1) | (self._bytes[self._starts] != ord("\r"))
+            # A carriage return alone is the end of an empty line, too.
+            begins_with_return = self._bytes[self._starts] == ord("\r")
+            is_filled &= (sizes > 1) | ~begins_with_return
         return is_filled
 
     @property
@@ -206,7 +221,9 @@ class _Lines:
         return b"".join(pieces)
 
     def _end_lines(self, lines: bytes) -> bytes:
-        return lines.replace(b"\r", b"" if self._heading.end == "\n" else b"\n")
+        """Return lines without carriage returns, each of which ends in a line feed."""
+        line_feed = b"" if self._heading.end == "\n" else b"\n"
+        return lines.replace(b"\r", line_feed)
 
     @cached_property
     def is_odd(self) -> np.ndarray:
@@ -221,9 +238,11 @@ class _Lines:
         if self._heading.end == "\r":
             mark(np.flatnonzero(self._bytes == ord("\n")))
         elif b"\r" in block:
-            breaks = np.flatnonzero(self._bytes == ord("\r"))
-            following = self._bytes[np.minimum(breaks + 1, len(block) - 1)]
-            mark(breaks[(following != ord("\n")) & (breaks + 1 < len(block))])
+            # A return inside a line ends a line for pyarrow.
+            returns = np.flatnonzero(self._bytes == ord("\r"))
+            is_last = returns + 1 == len(block)
+            following = self._bytes_at(returns + 1)
+            mark(returns[~is_last & (following != ord("\n"))])
         if not block.isascii():
             # Pyarrow drops it where it begins.
             mark([found.start() for found in re.finditer(codecs.BOM_UTF8, block)])
@@ -237,13 +256,14 @@ class _Lines:
         """Return the places of quotes in lines where some quote does not enclose a whole cell."""
         quotes = self._quotes
         _, first, counts = np.unique(self._lines_of_quotes, return_index=True, return_counts=True)
-        number_in_line = np.arange(len(quotes)) - np.repeat(first, counts)
-        is_closing = number_in_line % 2 == 1
-        outside = self._bytes_at(np.where(is_closing, quotes + 1, quotes - 1))
-        ends = [ord("\n"), ord("\r"), *self._heading.delimiter.encode()[:1]]
-        is_whole = np.isin(outside, ends)
+        # In a line with plain cells, quotes open and close a cell in turn.
+        place_in_line = np.arange(len(quotes)) - np.repeat(first, counts)
+        is_closing = place_in_line % 2 == 1
+        place_outside = np.where(is_closing, quotes + 1, quotes - 1)
+        cell_ends = [ord("\n"), ord("\r"), *self._heading.delimiter.encode()[:1]]
+        is_at_end = np.isin(self._bytes_at(place_outside), cell_ends)
         is_uneven = np.repeat(counts % 2 == 1, counts)
-        return quotes[is_uneven | ~is_whole]
+        return quotes[is_uneven | ~is_at_end]
 
     def _bytes_at(self, places: np.ndarray) -> np.ndarray:
         """Return the bytes at some places; a line feed stands before the block and behind it."""
