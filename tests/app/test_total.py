@@ -16,6 +16,7 @@ from dpkfc.privacy.ledger import Ledger, verify
 from dpkfc.report.text import round_up
 from dpkfc.report.total import describe_total, total_of_ledgers
 from dpkfc.report.verify import verify_ledger
+from dpkfc_verify.run import add_up, verify_run
 from tests.app.finished import call, read_card, refuse
 
 RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--quiet")
@@ -144,11 +145,15 @@ def test_copies_that_went_apart_both_count(tmp_path):
     first = start_run(tmp_path / "a" / "ledger.jsonl")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     plan = PrivacyConfig(expected_batch_size=10, steps=3).with_noise(2.0, 1e-4, 100)
-    for step, path in ((5, first), (6, tmp_path / "copy" / "ledger.jsonl")):
+    for path in (first, tmp_path / "copy" / "ledger.jsonl"):
+        # The same step: what both release differs in its noise alone.
         with Ledger.open(path, plan.hash, plan.ledger_header, 3) as ledger:
-            ledger.charge(step, plan.event, 2.0, plan.stddev, plan.sensitivity)
+            ledger.charge(5, plan.event, 2.0, plan.stddev, plan.sensitivity)
     total = total_of_ledgers([first, tmp_path / "copy"])
     assert total.epsilon > total.rows[0].epsilon
+    reports = [verify_run(tmp_path / name) for name in ("a", "copy")]
+    counted = re.search(r"ε = ([\d.]+)", add_up(reports))
+    assert counted and float(counted[1]) == pytest.approx(total.epsilon, abs=1e-3)
 
 
 # -- the weights in a folder -----------------------------------------------------------------------

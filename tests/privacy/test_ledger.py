@@ -53,6 +53,19 @@ def test_what_a_ledger_says(path):
     assert state.size == path.stat().st_size
 
 
+def test_a_ledger_that_was_put_back_and_goes_on_has_another_head(path):
+    backup = path.read_bytes()
+    heads = []
+    for _ in range(2):
+        path.write_bytes(backup)
+        with Ledger.open(path, PLAN, HEADER) as ledger:
+            assert [charge(ledger, step) for step in (2, 3)] == [4, 5]
+            heads.append(ledger.head)
+        marks = ["resumed" in line for line in verify(path).releases]
+        assert marks == [False, False, False, True, False]
+    assert heads[0] != heads[1] and not verify(path).contains(5, heads[0])
+
+
 def test_a_figure_that_no_line_can_hold_is_not_charged(path):
     with Ledger.open(path, PLAN, HEADER) as ledger:
         with pytest.raises(ValueError, match="not JSON compliant"):

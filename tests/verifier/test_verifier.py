@@ -214,6 +214,13 @@ def test_a_total_with_a_folder_that_is_missing_says_so(good, tmp_path, capsys):
     assert "a ledger cannot be read, see above" in capsys.readouterr().out
 
 
+def test_a_total_with_a_copy_cannot_be_checked(copied, tmp_path, capsys):
+    copy = shutil.copytree(copied, tmp_path / "other")
+    assert main([str(copied), str(copy)]) == 2
+    said = capsys.readouterr().out
+    assert f"total: cannot be checked: {copied} is a copy of {copy}; leave it out" in said
+
+
 def test_a_certificate_of_a_later_version_is_not_judged(copied):
     path = copied / "certificate.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"certificate": 2}))

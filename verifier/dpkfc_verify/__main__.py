@@ -45,6 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
         # The reader, such as head, has seen enough. Python writes what is left when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     verdicts = {report.verdict for report in reports}
+    if total and total.startswith(OPEN):
+        verdicts.add(OPEN)
     if FAILS in verdicts:
         return 1
     return 2 if OPEN in verdicts else 0

@@ -13,9 +13,11 @@ from typing import Any
 
 DAMAGE = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError
 _FORMAT = 1
-# The end of every line, and a line of a release around what repeats from line to line.
+# The end of every line, and a line of a release around what repeats from line to line. The first
+# one after a resumption has a random mark.
 _END = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n')
-_RELEASE = re.compile(rb'\{"release":(\d+),"step":\d+,(.*),"prev":"([0-9a-f]{64})"')
+_MARK = rb'(?:"resumed":"[0-9a-f]{32}",)?'
+_RELEASE = re.compile(rb'\{"release":(\d+),"step":\d+,' + _MARK + rb'(.*),"prev":"([0-9a-f]{64})"')
 
 
 class Mismatch(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,8 +165,8 @@ def _check_stamp(path: Path, heads: Sequence[str], root: Path | None) -> str:
 def add_up(reports: Sequence[Report]) -> str:
     """Return ε of several runs on the same people together, or why there is none.
 
-    δ is the largest of theirs. It cannot be checked for runs of different units, or a ledger that
-    is given twice.
+    δ is the largest of theirs. It cannot be checked for runs of different units, or a copy of a
+    ledger. Two copies that have both gone on both count.
     """
     headers = [report.ledger.header for report in reports]
     kinds = {(str(x.get("unit")).split(" (")[0], x.get("neighbouring_relation")) for x in headers}
@@ -173,8 +174,9 @@ def add_up(reports: Sequence[Report]) -> str:
         return f"{OPEN}: a ledger cannot be read, see above"
     if len(kinds) > 1:
         return f"{OPEN}: these runs have no common unit, so their ε do not add up"
-    if len({report.ledger.heads[0] for report in reports}) < len(reports):
-        return f"{OPEN}: a ledger is given twice"
+    for report, other in itertools.permutations(reports, 2):
+        if other.ledger.contains(report.ledger.count, report.head):
+            return f"{OPEN}: {report.run} is a copy of {other.run}; leave it out"
     delta = max(report.delta for report in reports)
     try:
         spent = epsilon([x for report in reports for x in report.ledger.charges()], delta)

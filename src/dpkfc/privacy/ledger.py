@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import stat
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class Ledger:
         self._forks = count_forks()
         self._failure: str | None = None
         self._is_new = False
+        # For the next line: copies of a ledger that both go on get different heads.
+        self._mark: dict[str, str] = {}
         # The releases of a run share one event.
         self._event: DpEvent | None = None
         self._event_values: dict[str, Any] = {}
@@ -156,6 +159,8 @@ class Ledger:
             raise
         ledger = cls(state, path, descriptor, max_releases, extra, lock)
         ledger._is_new = not content
+        if content:
+            ledger._mark = {"resumed": uuid.uuid4().hex}
         return ledger
 
     @property
@@ -279,6 +284,7 @@ class Ledger:
         record = {
             "release": len(history.releases) + 1,
             "step": int(step),
+            **self._mark,
             "event": self._event_values,
             "noise_multiplier": float(noise_multiplier),
             "stddev": float(stddev),
@@ -291,6 +297,7 @@ class Ledger:
             self._append(line)
         history.releases.append(record | {"hash": head})
         history.heads.append(head)
+        self._mark = {}
         self._counts[purpose] += 1
         if self._counts[""] == self.max_releases:
             self._report_end()
