@@ -16,7 +16,7 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -215,33 +215,41 @@ class _PublicDivisors(TorchFunctionMode):
     A batch of one keeps its batch axis, as larger ones do, where the script calls `squeeze()`.
     """
 
-    def __init__(self, recording: BatchRecording) -> None:
+    def __init__(self, recording: BatchRecording, followed: Any = None) -> None:
         super().__init__()
         # A strong reference in the stack of modes would keep an abandoned batch alive.
         self._recording = weakref.ref(recording)
+        self._followed = followed
         self.is_on = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
         recording = self._recording()
-        if recording is not None and self.is_on and func in _CLASS_LOSSES:
-            return _apply_public_divisor(recording, func, args, kwargs)
+        if recording is None or not self.is_on:
+            return func(*args, **kwargs)
+        if func in _CLASS_LOSSES:
+            return _apply_public_divisor(recording, self._run, func, args, kwargs)
+        if recording.size > 1:
+            return recording.call(self._run, func, args, kwargs)
+        if recording.size == 1:
+            is_whole = is_whole_squeeze(func, args, kwargs)
+            if is_whole and isinstance(recording.tracker.state(args[0]), Total):
+                return self._run(func, (*args, tuple(range(1, args[0].dim()))), {})
+            return self._run(func, args, kwargs)
         try:
-            if recording is not None and self.is_on and recording.size > 1:
-                return recording.call(func, args, kwargs)
-            if recording is not None and self.is_on and recording.size == 1:
-                is_whole = is_whole_squeeze(func, args, kwargs)
-                if is_whole and isinstance(recording.tracker.state(args[0]), Total):
-                    return func(*args, tuple(range(1, args[0].dim())))
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if recording is None or recording.size:
-                raise
             raise ValueError(
                 "the model takes no empty batch, which sampling may draw; write before it: if"
                 " len(y) == 0: optimizer.step(); continue"
             ) from error
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function as the mode of the tracker does, which costs more on a stack of modes."""
+        if self._followed is None:
+            return func(*args, **kwargs)
+        return self._followed.__torch_function__(func, (), args, kwargs)
 
 
 class _EarlyReads(TorchFunctionMode):
@@ -276,12 +284,16 @@ class _EarlyReads(TorchFunctionMode):
         return result
 
 
+Run = Callable[[Any, Any, Any], Any]
+"""Runs a function of torch on its arguments and keyword arguments."""
 _GRAD = inspect.signature(torch.autograd.grad)
 _BEGIN_GRAPHS = {Tensor.requires_grad_, torch.zeros_like, torch.zeros, torch.ones_like}
 _CLASS_LOSSES = {loss: inspect.signature(loss) for loss in (F.cross_entropy, F.nll_loss)}
 
 
-def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
+def _apply_public_divisor(
+    recording: BatchRecording, run: Run, loss: Any, args: Any, kwargs: Any
+) -> Any:
     """Call a loss over class labels so that its mean divides by the number of all targets.
 
     torch divides by the number of targets that are not ignored. That number is private: as a
@@ -300,9 +312,10 @@ def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwarg
         and not options["target"].is_floating_point()
     )
     if not is_plain_mean or not depends_on(recording.model, options["input"]):
-        return loss(*args, **kwargs)
+        return run(loss, args, kwargs)
     options["reduction"] = "none"
-    return loss(*bound.args, **bound.kwargs).mean()
+    losses = run(loss, bound.args, bound.kwargs)
+    return run(Tensor.mean, (losses,), {})
 
 
 class BatchRecording:
@@ -376,8 +389,9 @@ class BatchRecording:
                 self.tape = Tape(model, layers, tracker=self.tracker)
                 self.tape.__enter__()
             modes += modes_of(self.tracker)
+        *modes, followed = modes or [None]
         self.thread = threading.get_ident()
-        self.modes = ScriptModes(self, [*modes, _PublicDivisors(self)])
+        self.modes = ScriptModes(self, [*modes, _PublicDivisors(self, followed)])
         weakref.finalize(self, _replace_functions)  # called after the set has lost the recording
         _FOLLOWED.add(self)
         _replace_functions()
@@ -561,11 +575,12 @@ class BatchRecording:
 
     # -- gradients at inputs -----------------------------------------------------------------------
 
-    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def call(self, run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch; follow gradients that the script takes at inputs."""
         if func is torch.autograd.grad:
-            return self._take_input_gradients(_GRAD.bind(*args, **kwargs).arguments)
-        result = func(*args, **kwargs)
+            run_grad = partial(run, func, ())
+            return self._take_input_gradients(run_grad, _GRAD.bind(*args, **kwargs).arguments)
+        result = run(func, args, kwargs)
         if func in _BEGIN_GRAPHS and result.requires_grad and self.tracker.state(result) is None:
             axis = BatchAxis(0)
             # A perturbation that begins as zeros has a row for each example.
@@ -573,7 +588,7 @@ class BatchRecording:
                 self.tracker.set_state(result, axis)
         return result
 
-    def _take_input_gradients(self, named: Keywords) -> Any:
+    def _take_input_gradients(self, run: Callable[[Keywords], Any], named: Keywords) -> Any:
         """Call `torch.autograd.grad`; at rows of examples a sum over them has their gradients.
 
         Where the sum is a mean, each gradient is times N: a batch of that example alone gives it.
@@ -595,9 +610,9 @@ class BatchRecording:
         # Behind the outputs of single examples nothing mixes.
         is_torch = custom_function(outputs[0], self._outputs) is None
         if not (is_sum and all(axes) and is_torch) or len(outputs) > 1 or is_weighted:
-            return torch.autograd.grad(**named)
+            return run(named)
         with self.pause():
-            found = torch.autograd.grad(**named)
+            found = run(named)
             if cast(Total, state).is_mean:
                 found = tuple(None if x is None else x * self.size for x in found)
         for x, axis in zip(found, axes, strict=True):
