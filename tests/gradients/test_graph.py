@@ -380,6 +380,18 @@ def test_a_program_that_mixes_or_remembers_is_not_captured(forward):
     assert not model.mean.any()
 
 
+def test_a_loss_that_the_compiler_computes_wrongly_is_not_captured():
+    """With fewer labels than classes the compiler's value is another one than torch's own."""
+    model, labels = nn.Linear(4, 3), torch.tensor([[1, -1, 0]] * 5)
+
+    def loss_fn(model, batch):
+        return nn.MultiLabelMarginLoss(reduction="none")(model(batch[0]), batch[1])
+
+    passes = GraphPasses(model, find_layers(model))
+    assert passes.calls(loss_fn, None, (torch.randn(5, 4), labels), 5, torch.sum) is None
+    assert passes.refusal.operation == "multilabel_margin_loss"
+
+
 def test_what_is_detached_or_frozen_has_no_gradient():
     def forward(m, x):
         with torch.no_grad():

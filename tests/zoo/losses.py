@@ -127,6 +127,18 @@ add_architecture(
 )
 
 
+def _label_sets(n):
+    labels = torch.tensor([[1, -1, 0], [2, 0, -1], [0, 1, 2]])
+    return vectors()(n)[0], labels[torch.randint(3, (n,), generator=generator_of(n))]
+
+
+def _multilabel_margin(model, batch):
+    return F.multilabel_margin_loss(model(batch[0]), batch[1], reduction="none")
+
+
+add_architecture("loss_of_sets_of_labels", "losses", mlp, _label_sets, _multilabel_margin)
+
+
 def _tasks(n):
     g = generator_of(n)
     return normal(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g), normal(n, generator=g)
