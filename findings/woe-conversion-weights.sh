@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# woe-conversion ignores the weights of people in each number and uses them for the totals: a weight of 10 for every
-# customer changes nothing for categories and makes all weights of evidence of numbers wrong where weights differ.
+# woe-conversion ignores the weights of people where it counts a number and uses them for the totals, so that all weights
+# of evidence of the number are too large.
 #
 # Packages: woe-conversion 0.3.0, numpy 2.4.6, pandas 2.3.3.
 # Behaviour: for a continuous variable the weighted counts of each bin are computed and then overwritten by the plain
