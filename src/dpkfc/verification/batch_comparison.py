@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,30 +40,22 @@ def check_sizes(passes: PublicPasses, rows: PublicRows, failure: Unknown | None)
         return torch.cat(parts)
 
     whole = values(range(count))
-    comparisons = []
-    for size in _smaller_sizes(count):
-        # The losses of the first few rows, and of half of them, are known from other passes. More
-        # rows are taken from the end, so that they lie in another place than in the whole.
-        is_known = size <= _FEW or 2 * size >= count
-        first = 0 if is_known else count - size
+    # The losses of the first half, and of the first few rows, are known from other passes. More
+    # rows are taken from the end: all of the second half then lie in another place too.
+    half = math.ceil(count / 2)
+    comparisons = [(whole[:half], values(range(half)), half)]
+    size = half | 1
+    while size > 1:
+        first = 0 if size <= _FEW else count - size
         part = range(first, first + size)
         comparisons.append((whole[first : first + size], values(part), size))
+        size //= 4
     single_rows = sorted({*range(min(_FEW, count)), count - 1})
     comparisons.append((whole[single_rows], values(*([i] for i in single_rows)), 1))
     for losses, others, size in comparisons:
         if passes.differ(losses, others):
             sizes = f"in a batch of {count} differs from that in a batch of {size}"
             raise ValueError(_mixing_message(failure, f"the loss of a row {sizes}"))
-
-
-def _smaller_sizes(count: int) -> Iterator[int]:
-    """Yield sizes of batches, even and odd, down to a few rows: half of `count`, then quarters."""
-    size = math.ceil(count / 2)
-    yield size
-    size = (size // 2) | 1
-    while size > 1:
-        yield size
-        size //= 4
 
 
 def check_sizes_afresh(passes: PublicPasses, rows: PublicRows, failure: Unknown | None) -> None:
