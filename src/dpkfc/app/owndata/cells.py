@@ -33,7 +33,7 @@ THOUSANDS = tuple(_GROUP_MARKS)
 _COMPARISON = re.compile(r"(?:[<>]=?|[≤≥~≈])\s*")
 _ISO = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?"
-    r"\s?(Z|[+-]\d\d:?\d\d|(?(2)[+-]\d\d))?",
+    r"\s?(Z|UTC|[+-]\d\d:?\d\d|(?(2)[+-]\d\d))?",
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1)
@@ -86,12 +86,7 @@ def read_number(text: str, form: NumberForm = PLAIN) -> float | None:
     Digits are 0 to 9 alone, and `1_000` is not a number.
     """
     text = text.strip()
-    negative = _NEGATIVE.fullmatch(text)
-    if negative:
-        amount = read_number(negative[1] or negative[2], form)
-        return None if amount is None or amount < 0 else -amount
-    if form is not PLAIN:
-        text = _write_plainly(text, form)
+    text = _write_plainly(text, form)
     if text.startswith("−"):
         text = "-" + text[1:]
     try:
@@ -112,8 +107,14 @@ def _write_plainly(text: str, form: NumberForm) -> str:
     if form.measured_in:
         # Greek and Latin have a µ each.
         text, unit = (part.replace("\u00b5", "\u03bc") for part in (text, form.measured_in))
-        unit = f"(?:{re.escape(unit)})?"
-        text = re.sub(rf"^([+\-−]?)\s*{unit}\s*(.*?)\s*{unit}$", r"\1\2", text)
+        text = text.removesuffix(unit).rstrip()
+        start = text[:1] if text.startswith(("+", "-", "−", "(")) else ""
+        end = text[-1:] if text.endswith(("-", "−", ")")) else ""
+        inner = text[len(start) : len(text) - len(end)].strip()
+        text = start + inner.removeprefix(unit).removesuffix(unit).strip() + end
+    negative = _NEGATIVE.fullmatch(text)
+    if negative:
+        text = f"-{negative[1] or negative[2]}"
     if form.thousands:
         marks = _GROUP_MARKS[form.thousands]
         whole, sign_of_fraction, fraction = text.partition(form.decimal)
@@ -157,7 +158,7 @@ def read_moment(
         date_format = "%Y-%m-%d %H:%M:%S.%f"
         if zone:
             # Databases write +01 for +01:00.
-            zone += "00" * (len(zone) == 3)
+            zone = "Z" if zone == "UTC" else zone + "00" * (len(zone) == 3)
             text, date_format = f"{text}{zone}", f"{date_format}%z"
     if _ALL_DIGITS.fullmatch(date_format):
         # Numbers have no leading zero, and `strptime` would take a digit of the next part for it.
