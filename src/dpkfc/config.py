@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpkfc._checks import (
-    check_in_range,
     check_integer,
-    check_not_negative,
     check_one_of,
     check_optional_integer,
     check_positive,
@@ -32,9 +30,9 @@ from dpkfc.data.sampling import (
 from dpkfc.privacy import cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import (
-    LARGEST,
     PlanBase,
     calibrate_noise_multiplier,
+    check_noise_multiplier,
     check_target,
     estimate_noise_multiplier,
 )
@@ -779,8 +777,7 @@ class PrivacyConfig:
         Raises:
             ValueError: a value outside its range, or a batch larger than the dataset.
         """
-        check_not_negative("noise_multiplier", noise_multiplier)
-        check_in_range("noise_multiplier", noise_multiplier, f"[0, {LARGEST:g}]")
+        check_noise_multiplier(noise_multiplier)
         sampler = self._sampler(dataset_size)
         check_target(None, delta, dataset_size, uncertified=self.uncertified)
         return self._plan(sampler, noise_multiplier, delta)

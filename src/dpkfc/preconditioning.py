@@ -224,15 +224,12 @@ class PreconditionerManager:
         state = PreconditionerState.from_state_dict(tensors)
         layers = {layer.name: layer for layer in self._layers}
         for name, entry in state.metric.items():
-            if name not in layers:
+            is_known = name in layers
+            if not is_known or not _fits(layers[name], entry):
+                difference = "has other shapes" if is_known else "is not in the model"
                 raise ValueError(
-                    f"the preconditioner belongs to another model: layer '{name}' is not in the "
-                    "model; build a new one"
-                )
-            if not _fits(layers[name], entry):
-                raise ValueError(
-                    f"the preconditioner belongs to another model: layer '{name}' has other "
-                    "shapes; build a new one"
+                    f"the preconditioner belongs to another model: layer '{name}' {difference};"
+                    " build a new one"
                 )
         return state.to(device_of_layers(self._layers))
 

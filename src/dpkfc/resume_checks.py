@@ -138,6 +138,24 @@ def check_run(
         )
 
 
+def check_ledger(is_own: bool, releases: int, folder: StrPath) -> None:
+    """Check that a checkpoint is of the ledger of this run.
+
+    Args:
+        is_own: whether the ledger has the checkpoint's head after so many releases.
+        releases: in the ledger when the checkpoint was written.
+        folder: for the message.
+
+    Raises:
+        CheckpointError: it is of another ledger.
+    """
+    if not is_own:
+        raise CheckpointError(
+            f"the ledger does not contain the {releases} releases before the checkpoint"
+            f" {Path(folder)}; resume with the ledger of the same run"
+        )
+
+
 @contextlib.contextmanager
 def explain_misfits(folder: StrPath) -> Iterator[None]:
     """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.

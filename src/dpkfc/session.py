@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -968,11 +967,8 @@ class Session:
         resume_checks.check_run(meta, self.plan.hash, world_size, folder)
         count = meta["ledger_count"]
         head = meta["ledger_head"]
-        if not self._ranks.broadcast_from_rank0(lambda: self.ledger.contains(count, head)):
-            raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {count} releases before the checkpoint "
-                f"{Path(folder)}; resume with the ledger of the same run"
-            )
+        is_own = self._ranks.broadcast_from_rank0(lambda: self.ledger.contains(count, head))
+        resume_checks.check_ledger(is_own, count, folder)
         if self._pending is not None and meta["step"] != self._step:
             raise RuntimeError(
                 f"a batch was drawn for step {self._step} and not passed to session.step(); pass it"

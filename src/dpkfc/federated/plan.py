@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from dpkfc._checks import (
     check_in_range,
     check_integer,
-    check_not_negative,
     check_one_of,
     check_optional_integer,
     check_positive,
@@ -40,9 +39,9 @@ from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting, cross_check
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import (
-    LARGEST,
     PlanBase,
     calibrate_noise_multiplier,
+    check_noise_multiplier,
     check_target,
 )
 from dpkfc.privacy.events import event_to_dict
@@ -542,8 +541,7 @@ class FederatedConfig:
         Raises:
             ValueError: a value outside its range.
         """
-        check_not_negative("noise_multiplier", noise_multiplier)
-        check_in_range("noise_multiplier", noise_multiplier, f"[0, {LARGEST:g}]")
+        check_noise_multiplier(noise_multiplier)
         check_target(None, delta, self.units)
         return FederatedPlan(config=self, noise_multiplier=float(noise_multiplier), delta=delta)
 

@@ -491,11 +491,9 @@ class Server(PartyModel):
             raise checkpoint.CheckpointError(
                 f"the checkpoint {folder} belongs to another plan or model; resume with its own"
             )
-        if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
-            raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases before the"
-                f" checkpoint {folder}; resume with the ledger of the same run"
-            )
+        count = meta["ledger_count"]
+        is_own = self.ledger.contains(count, meta["ledger_head"])
+        resume_checks.check_ledger(is_own, count, folder)
         with resume_checks.explain_misfits(folder):
             state = unique_tensors(self.model.state_dict())
             resume_checks.check_same_tensors(state, tensors["model"])

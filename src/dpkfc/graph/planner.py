@@ -74,11 +74,14 @@ class Planner:
         return Operand(node, self._names[source], crosswise, shape)
 
     def _is_crossed(self, node: fx.Node) -> bool:
+        """Return whether an operation on a matrix gives its transpose, and not the matrix."""
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        x = self._proof.values[source]
-        y = self._proof.values[node]
-        return x.dim() == 2 and (y.shape, y.stride()) == (x.shape[::-1], x.stride()[::-1])
+        matrix = self._proof.values[source]
+        result = self._proof.values[node]
+        if matrix.dim() != 2:
+            return False
+        return result.shape == matrix.T.shape and result.stride() == matrix.T.stride()
 
     def _site(self, site: Site) -> list[AnySite]:
         self._trained = set(site.operands)
@@ -113,14 +116,16 @@ class Planner:
         scales = (arguments.get("alpha", 1), arguments.get("beta", 1))
         if scales != (1, 1) or {one, two} <= self._trained:
             return None
-        is_left = one in site.axes
-        if is_left == (two in site.axes):
+        has_examples = one in site.axes, two in site.axes
+        if sum(has_examples) != 1:
             return None
+        is_left = has_examples[0]
         x, factor = (one, two) if is_left else (two, one)
         x_axis = site.axes[x]
         axis = _first(site.outputs)
-        dim_of_rows = 0 if is_left else 1
-        if (x_axis.dim, axis.dim) != (dim_of_rows, dim_of_rows):
+        # Rows of the left factor are rows of the product, columns of the right one its columns.
+        kept_dim = 0 if is_left else 1
+        if x_axis.dim != kept_dim or axis.dim != kept_dim:
             return None
         bias = self._operand(addend)
         if bias is not None and (not is_left or not _is_row(bias.shape)):

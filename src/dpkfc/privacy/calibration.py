@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dpkfc._checks import check_not_negative, check_positive, is_number
+from dpkfc._checks import check_in_range, check_not_negative, check_positive, is_number
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.events import NEGLIGIBLE_NOISE
 from dpkfc.privacy.quick_epsilon import quick_epsilon
@@ -67,6 +67,16 @@ def check_target(
         if not uncertified:
             raise CalibrationError(f"{reason}; {advice}, or say uncertified")
         warnings.warn(f"{reason}; {advice}", stacklevel=3)
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Refuse a given noise that no calibration would return, but for none at all.
+
+    Raises:
+        ValueError: it is not in [0, 1e6].
+    """
+    check_not_negative("noise_multiplier", noise_multiplier)
+    check_in_range("noise_multiplier", noise_multiplier, f"[0, {LARGEST:g}]")
 
 
 def vacuous(delta: float, dataset_size: int) -> str:
