@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from dpkfc.distributed.fsdp import trainable_tensors
 from dpkfc.gradients.autograd_graph import pull_rows
-from dpkfc.gradients.layer_matrices import add_blocks
+from dpkfc.gradients.layer_matrices import add_blocks, add_gradients
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import tie_uses
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
@@ -214,20 +214,18 @@ class GraphPasses:
         for site, operand in program.parts:
             if run.gradients[site.output] is None:
                 continue
-            g = site.gradient(run, operand)
+            gradient = site.gradient(run, operand)
             if operand.parameter is None:
-                sources.append(kept[operand.node])
-                rows.append(g.to(sources[-1].dtype))
-                continue
-            g = operand.orient(g)
-            known = gradients.get(operand.parameter)
-            gradients[operand.parameter] = g if known is None else known + g
-        if sources:
-            targets = list(self._parameters.values())
-            pulled = pull_rows(sources, rows, targets, run.size)
-            for name, x in zip(self._parameters, pulled, strict=True):
-                if x is not None:
-                    gradients[name] = gradients[name] + x if name in gradients else x
+                # It is computed from parameters.
+                source = kept[operand.node]
+                sources.append(source)
+                rows.append(gradient.to(source.dtype))
+            else:
+                add_gradients(gradients, {operand.parameter: operand.orient(gradient)})
+        pulled = pull_rows(sources, rows, [*self._parameters.values()], run.size)
+        for name, own in zip(self._parameters, pulled, strict=True):
+            if own is not None:
+                add_gradients(gradients, {name: own})
         gradients = {name: g.detach() for name, g in gradients.items()}
         add_blocks(self._layers, gradients, calls)
         return calls
@@ -349,23 +347,27 @@ def _assign(
 
 def _sources(node: fx.Node) -> set[str]:
     """Return the names of the placeholders that a node is computed from."""
-    found, waiting = set[fx.Node](), [node]
+    found: set[fx.Node] = set()
+    waiting = [node]
     while waiting:
-        x = waiting.pop()
-        if x not in found:
-            found.add(x)
-            waiting += x.all_input_nodes
-    return {x.meta["parameter"] for x in found if "parameter" in x.meta}
+        source = waiting.pop()
+        if source not in found:
+            found.add(source)
+            waiting += source.all_input_nodes
+    return {source.meta["parameter"] for source in found if "parameter" in source.meta}
 
 
 def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -> bool:
     """Return whether all uses of a layer's parameters are of the form of its block."""
     roles = list(uses)
-    by_role = [[id(site) for site, _ in several] for several in uses.values()]
-    if not by_role[0] or any(sites != by_role[0] for sites in by_role):
+    first, *others = [[site for site, _ in several] for several in uses.values()]
+    sites: list[Any] = first
+    numbers = [*map(id, sites)]
+    is_used_once_each = len(set(numbers)) == len(numbers)
+    if not sites or not is_used_once_each:
         return False
-    sites: list[Any] = [site for site, _ in next(iter(uses.values()))]
-    if len(set(map(id, sites))) != len(sites):
+    # Weight and bias belong to the same operations.
+    if any([*map(id, other)] != numbers for other in others):
         return False
     if layer.rule == "linear":
         if not all(isinstance(x, Product) and (x.bias is None or x.is_left) for x in sites):
