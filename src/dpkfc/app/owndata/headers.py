@@ -124,7 +124,8 @@ def read_header(
         if target not in proposed:
             raise DatasetError(
                 f"{path}: its first line does not look like names of columns; if it is a record,"
-                f" --target {proposed[-1]} makes a schema with header = false and c1, c2, …"
+                f" --target {proposed[-1]} makes a schema with header = false and c1, c2, …;"
+                " if it is not, write one by hand"
             )
         return Header(
             proposed, dict.fromkeys(proposed, ""), delimiter, {}, form.encoding, is_proposed=True
