@@ -288,7 +288,7 @@ def test_json_lines_are_a_table_where_the_schema_has_columns(tmp_path):
 def test_a_schema_names_the_columns_of_a_file_without_a_header(tmp_path):
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
     path.write_text("63.0,f,0\n71.5,m,1\n")
-    with pytest.raises(DatasetError, match="--target c3 makes a schema with header = false"):
+    with pytest.raises(DatasetError, match="--target c3 makes one with header = false"):
         empty_schema(path, "outcome", "", None)
     text = empty_schema(path, "c3", "", None)
     assert not any(cell in text for cell in ("63.0", "71.5"))
