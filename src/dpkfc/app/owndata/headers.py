@@ -123,8 +123,8 @@ def read_header(
         proposed = [f"c{number}" for number in range(1, len(names) + 1)]
         if target not in proposed:
             raise DatasetError(
-                f"{path}: its first line does not look like names of columns; write a schema by hand,"
-                f" or if it is a record, --target {proposed[-1]} makes one with header = false"
+                f"{path}: its first line does not look like names of columns; write a schema by"
+                f" hand, or of a record --target {proposed[-1]} makes one with header = false"
             )
         return Header(
             proposed, dict.fromkeys(proposed, ""), delimiter, {}, form.encoding, is_proposed=True
