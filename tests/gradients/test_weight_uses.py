@@ -221,6 +221,8 @@ def test_a_module_that_reads_no_example_gets_the_gradient_of_each_in_one_pass(ma
 
 LOOKUPS = {
     "rows": lambda ids, table: table[ids],
+    "selected": lambda ids, table: table.index_select(0, ids[:, 0]),
+    "selected by name": lambda ids, table: torch.index_select(table, dim=0, index=ids[:, 1]),
     "from the end": lambda ids, table: table[ids - 7],
     "numbers": lambda ids, table: table[:, 0].exp()[ids],
     "computed": lambda ids, table: table.exp()[ids],

@@ -37,7 +37,8 @@ _ELEMENTWISE = split_names(
     "mse_loss l1_loss smooth_l1_loss huber_loss"
 )
 _BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention cdist")
-_WEIGHT_USES = split_names("linear embedding matmul mm rmatmul getitem")
+_LOOKUPS = split_names("getitem index_select")
+_WEIGHT_USES = _LOOKUPS | split_names("linear embedding matmul mm rmatmul")
 _SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
 # How many trailing dimensions do not broadcast.
 _TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
@@ -338,7 +339,7 @@ class SharedUses:
         computed = [p for p in read if id(p) not in self.names]
         if axis is None or not read or not {*states.values()} <= {None, PARAMETRIC}:
             return None
-        if sum(p.numel() for p in (read if name == "getitem" else computed)) > _SMALL:
+        if sum(p.numel() for p in (read if name in _LOOKUPS else computed)) > _SMALL:
             return None
         if x.is_floating_point() and axis.dim >= x.dim() - 1:
             return None
@@ -376,10 +377,10 @@ class SharedUses:
             if padding is not None:
                 padding %= len(given["weight"])
             return _Product(given["input"], given["weight"], padding=padding)
-        if name == "getitem":
-            weight, ids = args
+        if name in _LOOKUPS:
+            weight, *dim, ids = (*args, *kwargs.values())
             is_lookup = isinstance(ids, Tensor) and ids.dtype in (torch.long, torch.int)
-            return _Product(ids, weight) if is_lookup else None
+            return _Product(ids, weight) if is_lookup and dim in ([], [0]) else None
         if name == "linear":
             given = name_arguments(("input", "weight", "bias"), args, kwargs)
             x, matrix, bias = given["input"], given["weight"], given.get("bias")
