@@ -3,12 +3,14 @@ seen, and so are wrong rules.
 """
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from dpkfc.gradients.discovery import find_layers
@@ -429,3 +431,17 @@ def test_a_check_that_does_not_fit_is_made_of_half_of_the_rows_down_to_two(monke
     with pytest.raises(RuntimeError, match="needs two examples in memory"):
         check_module.check_on_public_rows(model, find_layers(model), None, [], expected=4)
     assert tried == [8, 4, 2]
+
+
+def test_a_collate_function_that_draws_numbers_runs_and_one_that_mixes_is_refused():
+    """Losses that depend on drawn numbers stand for no other pass."""
+    data = TensorDataset(*rows())
+
+    def noisy(records, mix=0.0):
+        (x,) = default_collate(records)
+        return (x + 0.1 * torch.randn_like(x) - mix * x.mean(0),)
+
+    with open_session(nn.Linear(3, 3).double(), data, collate_fn=noisy) as session:
+        session.step(next(session.batches()), sine_loss)
+    mixing = open_session(nn.Linear(3, 3).double(), data, collate_fn=partial(noisy, mix=0.5))
+    assert_refused(mixing, "mixes", sine_loss)

@@ -67,8 +67,9 @@ class PublicPasses:
         key = tuple(indices)
         losses = self.known.get(key)
         if losses is None:
-            batch = rows.batch(indices)
             with self._note_losses(key) as noted:
+                # A collate function may draw numbers too.
+                batch = rows.batch(indices)
                 losses = self._values(batch, len(key)) if len(key) > 1 else self.losses(batch, 1)
                 noted.append(losses)
         return losses
