@@ -127,6 +127,10 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path):
             "guarantee of the card states ε = 0.1",
         ),
         (lambda c: c["guarantee"].update(neighbours_differ_in="one hospital"), "other neighbours"),
+        (
+            lambda c: c["guarantee"].update(neighbours_differ_in="one example replaced by another"),
+            "not one example added or removed",
+        ),
         (lambda c: c["assumed_public"]["number of examples N"].update(value=9), "another dataset"),
         (lambda c: c["meaning"].update(right_at_even_odds=0.51), "states 51.00% right at even"),
         (lambda c: c.update(total={"epsilon": 0.1, "delta": 1e-5, "runs": ["x"]}), "total of"),
@@ -145,6 +149,12 @@ def test_each_statement_of_a_card_is_compared(copied, change, expected):
     assert report.verdict == FAILS
     wrong = [finding["text"] for finding in report.findings if finding["verdict"] == FAILS]
     assert any(expected in text for text in wrong)
+
+
+def test_a_page_that_names_another_unit_is_found(copied):
+    path = copied / "privacy_card.md"
+    path.write_text(path.read_text("utf-8").replace("for one example", "for one person"), "utf-8")
+    assert "privacy_card.md lacks what the card states" in verify_run(copied).reason
 
 
 def test_noise_and_event_of_a_line_must_agree(copied):

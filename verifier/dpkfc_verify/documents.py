@@ -75,8 +75,12 @@ def check_card(card: Document, ledger: Ledger) -> str:
     ]
     _compare("card", ledger, card, card["dates"], card["guarantee"], mechanism, sampler, *sizes)
     unit = str(ledger.header.get("unit", "")).split(" (all records")[0]
-    if not str(differ := card["guarantee"].get("neighbours_differ_in", unit)).startswith(unit):
-        raise Mismatch(f"the card has other neighbours than the ledger: {differ}, not {unit}"[:160])
+    replaced = ledger.header.get("neighbouring_relation") == "replace_one"
+    shown = f"{unit} {'replaced' if replaced else 'added or removed'}"
+    differ = str(card["guarantee"].get("neighbours_differ_in", shown))
+    if unit and not differ.startswith(shown):
+        text = f"the card has other neighbours than the ledger: {differ}, not {shown}"
+        raise Mismatch(text[:160])
     known = {body.get("purpose"): body["noise_multiplier"] for body, _ in ledger.kinds}
     for kind in mechanism.get("extra_releases") or []:
         noise = kind["noise_multiplier"]
@@ -140,13 +144,16 @@ def check_rates(card: Document, ledger: Ledger) -> str:
 def check_page(card: Document, folder: Path) -> str:
     """Check that the page of the card has the figures of the card."""
     page, promise = find(folder, "privacy_card.md").read_text("utf-8"), card["guarantee"]
+    page = page.replace("\\", "")
     spent, delta = promise["epsilon"], f"{promise['delta']:g}"
     parts = [f"| δ | {delta} |"]
     spent = round_up(spent) if isinstance(spent, float) else spent
     parts.append(f"| ε spent | {spent} |")
     # What page one says where the card promises something.
     if promise.get("certified") is True and "**AUDIT FAILED" not in page:
-        parts.append(f"**(ε = {spent}, δ = {delta})-differentially private**")
+        said = f"**(ε = {spent}, δ = {delta})-differentially private** for {promise['unit']}:"
+        differ = promise.get("neighbours_differ_in", "")
+        parts.append(f"{said} neighbouring data sets differ in {differ}")
         shares = [(card.get("meaning") or {}).get(name) for name in _RATES]
         parts += [f"at most **{round_up(100 * share, 1)} %**" for share in shares if share]
     parts += [card["plan_hash"], card["ledger"]["head"]]
@@ -154,7 +161,7 @@ def check_page(card: Document, folder: Path) -> str:
     for part in parts:
         if part not in page:
             raise Mismatch(f"privacy_card.md lacks what the card states: {part[:60]}")
-    return "privacy_card.md has ε, δ, rates, plan, head and weights of the card"
+    return "privacy_card.md has ε, δ, unit, rates, plan, head and weights of the card"
 
 
 def check_weights(card: Document, folder: Path) -> str:
