@@ -378,9 +378,10 @@ class SharedUses:
                 padding %= len(given["weight"])
             return _Product(given["input"], given["weight"], padding=padding)
         if name in _LOOKUPS:
-            weight, *dim, ids = (*args, *kwargs.values())
+            values = list(args) + list(kwargs.values())
+            weight, ids = values[0], values[-1]
             is_lookup = isinstance(ids, Tensor) and ids.dtype in (torch.long, torch.int)
-            return _Product(ids, weight) if is_lookup and dim in ([], [0]) else None
+            return _Product(ids, weight) if is_lookup and values[1:-1] in ([], [0]) else None
         if name == "linear":
             given = name_arguments(("input", "weight", "bias"), args, kwargs)
             x, matrix, bias = given["input"], given["weight"], given.get("bias")
