@@ -457,7 +457,7 @@ def test_an_error_in_a_task_is_one_line(task, message):
     [
         ("no_model", r"my_task:no_model: model raised RuntimeError \(line 46 of my_task.py\)"),
         ("no_loss", r"cannot be multiplied .* \(line 50 of my_task.py\)"),
-        ("no_figure", r"IndexError: .* \(line 54 of my_task.py\)"),
+        ("no_figure", r"IndexError \(line 54 of my_task.py\)"),
     ],
 )
 def test_an_error_in_a_part_of_a_task_names_its_line(tmp_path, name, message):
