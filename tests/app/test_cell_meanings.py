@@ -3,7 +3,14 @@
 import pytest
 
 from dpkfc.app.datasets.errors import DatasetError
-from dpkfc.app.owndata.cells import canonical, id_name, is_known_encoding, spell_words
+from dpkfc.app.owndata.cells import (
+    NumberForm,
+    canonical,
+    id_name,
+    is_known_encoding,
+    read_number,
+    spell_words,
+)
 from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.headers import look_like_names, read_header
 from dpkfc.app.owndata.names import is_identifier
@@ -52,6 +59,7 @@ from dpkfc.app.toml import ConfigError
         ({"measured_in": "€", "decimal": ","}, "(2,5) €", -2.5),
         ({"measured_in": "€", "decimal": ","}, "1,5- €", -1.5),
         ({}, "(12.5)", -12.5),
+        ({}, "( 12.5 )", -12.5),
         ({}, "12-", -12),
         ({"measured_in": "$"}, "1" + " " * 100_000 + "2", None),
         ({}, "(-12)", None),
@@ -73,6 +81,14 @@ def test_two_numbers_of_one_cell():
         encoded.features.ravel() == pytest.approx(sum(rows, []))
         and encoded.is_unexpected.sum() == 1
     )
+
+
+ODD = ["-" * 5000, "(" * 5000 + "1" + ")" * 5000, "1" + " " * 50000 + "g"]
+
+
+@pytest.mark.parametrize("text", ODD, ids=["dashes", "parentheses", "blanks"])
+def test_no_cell_however_odd_ends_or_delays_a_run(text):
+    assert read_number(text, NumberForm(measured_in="mg")) is None
 
 
 @pytest.mark.parametrize(

@@ -299,15 +299,21 @@ def test_a_far_date_is_read_as_it_was_written(tmp_path, is_old):
 
 
 @pytest.mark.parametrize(
-    "ids", [pa.nulls(3), pa.array([[1]] * 3), pa.array([{"a": 1}] * 3)], ids=lambda x: str(x.type)
+    "ids",
+    [
+        pa.nulls(3),
+        pa.array([[1]] * 3),
+        pa.array([{"a": 1}] * 3),
+        pa.array([(1, 2, 3)] * 3, pa.month_day_nano_interval()),
+    ],
+    ids=lambda x: str(x.type),
 )
 def test_ids_without_a_text_are_refused_by_their_type(tmp_path, ids):
-    pa.parquet.write_table(
-        pa.table({"who": ids, "a": [1, 2, 3], "y": [0, 1, 0]}), tmp_path / "t.parquet"
-    )
+    table = pa.table({"who": ids, "a": [1, 2, 3], "y": [0, 1, 0]})
+    pa.feather.write_feather(table, tmp_path / "t.feather")
     schema = replace(SCHEMA, columns={"a": SCHEMA.columns["a"]})
     with pytest.raises(DatasetError, match="column 'who' has the type .*store it as text"):
-        encode_table(tmp_path / "t.parquet", schema)
+        encode_table(tmp_path / "t.feather", schema)
 
 
 def test_a_person_in_json_is_one_unit(tmp_path):

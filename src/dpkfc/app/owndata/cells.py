@@ -114,7 +114,7 @@ def _write_plainly(text: str, form: NumberForm) -> str:
         text = start + inner.removeprefix(unit).removesuffix(unit).strip() + end
     negative = _NEGATIVE.fullmatch(text)
     if negative:
-        text = f"-{negative[1] or negative[2]}"
+        text = "-" + (negative[1] or negative[2]).strip()
     if form.thousands:
         marks = _GROUP_MARKS[form.thousands]
         whole, sign_of_fraction, fraction = text.partition(form.decimal)

@@ -133,7 +133,7 @@ def name_kind(kind: pa.DataType) -> str:
     kind = _plain_type(kind)
     if pa.types.is_boolean(kind):
         return "flag"
-    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         return "date"
     return "number" if _is_one_of(kind, _IS_NUMBER) else "text"
 
@@ -162,7 +162,7 @@ def is_readable(kind: pa.DataType) -> bool:
     plain = _plain_type(kind)
     if name_kind(plain) != "text":
         return True
-    return _is_one_of(plain, (*_IS_TEXT, *_IS_BYTES, pa.types.is_null, pa.types.is_time))
+    return _is_one_of(plain, (*_IS_TEXT, *_IS_BYTES, pa.types.is_null))
 
 
 def text_of_bytes(value: bytes) -> str | None:
