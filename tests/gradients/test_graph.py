@@ -130,10 +130,30 @@ def _recurrent():
     return Net(forward, cell=nn.LSTM(4, 3, batch_first=True), head=nn.Linear(3, 3))
 
 
-@pytest.mark.quick("_uses-*", "_recurrent-*")
+def _pooled():
+    """Max pooling with channels in front and last, with and without places."""
+    layers = [nn.Conv2d(2, 9, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(9, 8, 2), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.MaxPool2d(3, 2, 1, ceil_mode=True))
+
+    def forward(m, x):
+        h = m.images(x)
+        largest, places = F.max_pool2d(h, 2, stride=1, dilation=1, return_indices=True)
+        places = places.flatten(1).to(h.dtype)
+        return m.head(torch.cat([largest.flatten(1), places.sin()], 1))
+
+    return Net(forward, images=model, head=nn.Linear(16, 3))
+
+
+@pytest.mark.quick("_uses-*", "_recurrent-*", "_pooled-*")
 @pytest.mark.parametrize(
     ("make", "shape", "words"),
-    [(_language, (5,), 11), (_images, (2, 6, 6), 0), (_uses, (4,), 0), (_recurrent, (3, 4), 0)],
+    [
+        (_language, (5,), 11),
+        (_images, (2, 6, 6), 0),
+        (_uses, (4,), 0),
+        (_recurrent, (3, 4), 0),
+        (_pooled, (2, 9, 9), 0),
+    ],
 )
 def test_one_capture_equals_single_examples_at_every_size(make, shape, words):
     model = make()

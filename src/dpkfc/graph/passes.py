@@ -23,6 +23,7 @@ from dpkfc.gradients.rules import tie_uses
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
 from dpkfc.graph.compilation import compile_graph
 from dpkfc.graph.planner import Planner
+from dpkfc.graph.pooling import choose_pooling
 from dpkfc.graph.proof import fill_memory, prove
 from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Product
 from dpkfc.linalg.blocks import join_uses
@@ -302,6 +303,7 @@ def _program(
     if compiles:
         run = compile_graph(own, list(kept), list(ended), list(computed), proof.values)
         return _Program(run, list(kept), list(ended), whole, parts)
+    choose_pooling(graph)
     edges = []
     for node in ended:
         with graph.inserting_after(node):
