@@ -22,8 +22,8 @@ from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.rules import tie_uses
 from dpkfc.graph.capture import Capture, FrontEnd, NotCapturedError
 from dpkfc.graph.compilation import compile_graph
+from dpkfc.graph.image_pooling import choose_pooling
 from dpkfc.graph.planner import Planner
-from dpkfc.graph.pooling import choose_pooling
 from dpkfc.graph.proof import fill_memory, prove
 from dpkfc.graph.sites import AnySite, Convolution, Embedding, Operand, Pass, Product
 from dpkfc.linalg.blocks import join_uses
