@@ -19,9 +19,11 @@ from dpkfc.gradients.loss_function import LossFn, identify_program, losses_of
 from dpkfc.gradients.one_pass import move_batch
 from dpkfc.gradients.state import own_pass
 from dpkfc.lazy_noise import LazyNoise
+from dpkfc.public_rows.rows import PublicRows
 from dpkfc.public_rows.template import Attempts, find_template
 from dpkfc.rng_state import restarter
 from dpkfc.verification.check import check_on_public_rows
+from dpkfc.verification.graph_comparison import compare_graph
 from dpkfc.verification.own_generators import refuse_own_generators
 
 _log = logging.getLogger(__name__)
@@ -114,6 +116,8 @@ class LossCheck:
             self._check_reads(loss_fn, template.attempts(collate, device), lazy)
         self._checked.add(program)
         self.mode.unproved_operation = unproved
+        if verdict.rows is not None and unproved is None:
+            self._compare_graph(loss_fn, verdict.rows, device)
         # A failing record of one process would leave the others of a divided model waiting.
         self.mode.is_checked = verdict.is_accepted and not self.is_sharded
         if unproved is not None:
@@ -122,6 +126,15 @@ class LossCheck:
         if verdict.unchecked:
             self._unchecked_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
         verdict.warn(stacklevel=4)
+
+    def _compare_graph(self, loss_fn: LossFn, rows: PublicRows, device: torch.device) -> None:
+        """Refuse captured graphs that compute something else than the loss on public rows."""
+        if self.mode.graph is None:
+            return
+        # From 16 rows on a convolution has another graph.
+        size = max(2, min(16, self.expected_rows, len(rows)))
+        batch = move_batch(rows.batch(range(size)), device)
+        compare_graph(self.mode.graph, self.model, self.layers, loss_fn, self.augment, batch, size)
 
     def _check_reads(self, loss_fn: LossFn, attempts: Attempts, lazy: LazyNoise) -> None:
         """Refuse a loss that reads a table beside the calls of its module, on public rows.

@@ -22,7 +22,7 @@ from dpkfc.graph import capture
 from dpkfc.graph.compilation import find_compiler_fault
 from dpkfc.graph.passes import GraphPasses
 from dpkfc.postprocess import DiSK
-from tests.sessions import cross_entropy
+from tests.sessions import cross_entropy, open_session
 from tests.zoo.brute_force import clipped_sum, gradients_of_each, norm_of, relative_error
 
 
@@ -410,6 +410,27 @@ def test_a_loss_that_the_compiler_computes_wrongly_is_not_captured():
     passes = GraphPasses(model, find_layers(model))
     assert passes.calls(loss_fn, None, (torch.randn(5, 4), labels), 5, torch.sum) is None
     assert passes.refusal.operation == "multilabel_margin_loss"
+
+
+def test_a_graph_that_computes_something_else_than_the_program_is_not_replayed():
+    def forward(m, x):
+        h = m.body(x)
+        return m.head(2 * h if torch.compiler.is_compiling() else h)
+
+    data = torch.randn(24, 4), torch.randint(3, (24,))
+
+    def release(captures):
+        torch.manual_seed(0)
+        model = Net(forward, body=nn.Linear(4, 6), head=nn.Linear(6, 3))
+        session = open_session(model, data, capture_graphs=captures)
+        with session:
+            session.step(next(session.batches()), cross_entropy)
+        return model.head.weight.detach().clone(), session
+
+    expected, _ = release(False)
+    found, session = release(True)
+    assert "differ from those of plain autograd" in session._gradient_mode.graph.refusal.reason
+    assert torch.equal(found, expected)
 
 
 def test_what_is_detached_or_frozen_has_no_gradient():

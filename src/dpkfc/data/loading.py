@@ -178,7 +178,8 @@ class MicroBatches:
         if self._tensors is None:
             return self.collate([self._rows[i] for i in indices.tolist()])
         index = torch.tensor(indices)
-        return tuple(x[index.to(x.device)] for x in self._tensors)
+        # A list, as of torch's own function, which makes the batches of public rows.
+        return [x[index.to(x.device)] for x in self._tensors]
 
     def load(self, parts: Sequence[Indices]) -> Iterator[Any]:
         """Yield the micro-batches of one step that is already cut, in order.

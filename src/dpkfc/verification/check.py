@@ -59,11 +59,13 @@ class Verdict:
             proved.
         unchecked: why nothing could be compared, or "".
         is_accepted: whether the loss has accepted public rows.
+        rows: the public rows, None where the loss has accepted none.
     """
 
     operation: Unknown | None = None
     unchecked: str = ""
     is_accepted: bool = True
+    rows: PublicRows | None = None
 
     def warn(self, stacklevel: int) -> None:
         """Warn where nothing could be compared.
@@ -152,7 +154,7 @@ def _judge(passes: PublicPasses, attempts: Attempts, expected: int) -> Verdict:
     make_batch = partial(passes.augment_rows, rows, range(few))
     known = passes.known.get(tuple(range(few)))
     if passes.is_repeatable(make_batch, restarted=True, known=known):
-        return Verdict(_compare(passes, rows, size, failure, make_batch, traced))
+        return Verdict(_compare(passes, rows, size, failure, make_batch, traced), rows=rows)
     check_sizes_afresh(passes, rows, failure)
     _check_memory(passes, rows)
     batch = make_batch()
@@ -165,6 +167,7 @@ def _judge(passes: PublicPasses, attempts: Attempts, expected: int) -> Verdict:
     return Verdict(
         failure,
         "two passes over the same rows with the same seeds differ",
+        rows=rows,
     )
 
 

@@ -51,8 +51,7 @@ def check_tape(
         cache does, or None.
     """
     restart = restarter()
-    steps = torch.arange(1, size + 1, dtype=torch.float64, device=passes.device)
-    weights = 0.5 + torch.frac(0.618 * steps)
+    weights = weights_of_rows(size, passes.device)
     if traced is None:
         restart()
         failure, tape, losses = passes.trace(rows.batch(range(size)), size)
@@ -81,7 +80,7 @@ def check_tape(
     dtype = max(passes.dtypes() | tape.output_dtypes, key=lambda x: torch.finfo(x).eps)
     for layer in passes.layers:
         try:
-            _check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm, dtype)
+            check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm, dtype)
         except Exception as error:
             if layer.rule != "fallback" or is_out_of_memory(error):
                 raise
@@ -90,7 +89,13 @@ def check_tape(
     return None
 
 
-def _check_sums(
+def weights_of_rows(size: int, device: torch.device) -> Tensor:
+    """Return different weights `[size]` of rows, float64, between 0.5 and 1.5."""
+    steps = torch.arange(1, size + 1, dtype=torch.float64, device=device)
+    return 0.5 + torch.frac(0.618 * steps)
+
+
+def check_sums(
     layer: Layer,
     calls: Sequence[Any],
     weights: Tensor,
