@@ -70,5 +70,5 @@ def compare_graph(
         for layer in layers:
             check_sums(layer, calls.pop(layer.name, []), weights, expected, total_norm, dtype)
     except ValueError:
-        reason = "on public rows its gradients differ from those of plain autograd"
+        reason = "its gradients on public rows differ from plain autograd"
         graph.refusal = Unknown("graph", reason)
