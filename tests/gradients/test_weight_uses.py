@@ -177,6 +177,7 @@ HEADS_OF_ONES_OWN = {
     "transposed": lambda x, w, b: F.linear(F.linear(x, w), w.T),
     "symmetric": lambda x, w, b: F.linear(x, w.T @ w),
     "times a vector": lambda x, w, b: F.linear(x, w[0].exp()),
+    "named": lambda x, w, b: torch.matmul(x, other=w.T),
     "without a gradient": lambda x, w, b: F.linear(x, w.detach() * 2) + b,
     "cosines": lambda x, w, b: F.cosine_similarity(x[..., None, :], w, dim=-1),
     "distances": lambda x, w, b: F.pairwise_distance(x[..., None, :], w),

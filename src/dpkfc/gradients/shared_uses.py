@@ -388,6 +388,8 @@ class SharedUses:
             if bias is not None and bias.shape != matrix.shape[:-1]:
                 return None
         else:
+            if len(args) < 2:
+                return None
             matrix, x = args[:2]
             if name in ("matmul", "mm"):
                 x, matrix = args[:2]
