@@ -220,6 +220,17 @@ def test_a_loss_that_differentiates_is_checked_too():
     assert_refused(open_session(mixing, rows()), "mixes", force_loss)
 
 
+def caught_force_loss(model, batch):
+    try:
+        return force_loss(model, batch)
+    except RuntimeError:
+        return model(batch[0]).sum(1)
+
+
+def test_a_loss_that_goes_on_without_its_gradient_is_not_taken_for_one_that_mixes():
+    train(Inner(torch.sin), rows(), caught_force_loss, steps=1)
+
+
 @pytest.mark.parametrize(
     "value",
     [lambda i: i == 15, lambda i: i == 10, lambda i: i % 8],

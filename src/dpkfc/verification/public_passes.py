@@ -79,8 +79,17 @@ class PublicPasses:
 
         A loss that differentiates itself needs them, and runs again.
         """
-        with suppress(Exception), saved_tensors_hooks(_drop, _refuse):
-            return self.losses(batch, size).detach()
+        refused: list[None] = []
+
+        def refuse(saved: None) -> Tensor:
+            refused.append(saved)
+            raise RuntimeError("autograd has saved nothing")
+
+        with suppress(Exception), saved_tensors_hooks(_drop, refuse):
+            losses = self.losses(batch, size).detach()
+            # A loss may catch the error, and go on in another way.
+            if not refused:
+                return losses
         return self.losses(batch, size).detach()
 
     @contextmanager
@@ -151,7 +160,3 @@ class PublicPasses:
 
 def _drop(x: Tensor) -> None:
     """Drop a tensor that autograd would save."""
-
-
-def _refuse(_: None) -> Tensor:
-    raise RuntimeError("autograd has saved nothing")
