@@ -14,8 +14,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 315_687,
-    "app": 125_915,
+    "core": 315_702,
+    "app": 125_911,
     "papers": 93_088,
     "benchmarks": 50_597,
 }

@@ -292,7 +292,8 @@ def test_white_is_proposed_by_headers(tmp_path, significant, line):
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [("a.zip", "is an archive; unpack it"), ("a.json", "--data takes .csv, .parq")]
+    ("name", "fix"),
+    [("a.zip", "is an archive; unpack it"), ("a.json", "save it as .csv, .parq")],
 )
 def test_files_of_other_forms_are_named_with_what_to_do(name, fix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -456,3 +456,19 @@ def test_a_collate_function_that_draws_numbers_runs_and_one_that_mixes_is_refuse
         session.step(next(session.batches()), sine_loss)
     mixing = open_session(nn.Linear(3, 3).double(), data, collate_fn=partial(noisy, mix=0.5))
     assert_refused(mixing, "mixes", sine_loss)
+
+
+def test_an_error_that_is_raised_once_is_not_lost():
+    """FSDP refuses weights that are tied across its parts at the first pass alone."""
+    passed = Heard()
+
+    def loss(model, batch):
+        passed.append(len(batch[0]))
+        if len(passed) == 1:
+            raise RuntimeError("weights are tied across parts")
+        return sine_loss(model, batch)
+
+    session = open_session(
+        nn.Linear(3, 3).double(), rows(), public_records=[(x,) for x in rows()[0]]
+    )
+    assert_refused(session, "weights are tied across parts", loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,14 @@ class PublicPasses:
             refused.append(saved)
             raise RuntimeError("autograd has saved nothing")
 
-        with suppress(Exception), saved_tensors_hooks(_drop, refuse):
-            losses = self.losses(batch, size).detach()
+        try:
+            with saved_tensors_hooks(_drop, refuse):
+                losses = self.losses(batch, size).detach()
+        except Exception as error:
+            # Transforms of torch.func refuse such hooks. Another error may be raised only once.
+            if not refused and "saved tensor hooks" not in str(error):
+                raise
+        else:
             # A loss may catch the error, and go on in another way.
             if not refused:
                 return losses

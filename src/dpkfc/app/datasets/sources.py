@@ -204,7 +204,9 @@ def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
     )
     missing = ", ".join(name for name in source.files if name not in found)
     if missing and (must or found):
-        raise DatasetError(f"{source.name}: {root} lacks {missing}; put them there")
+        raise DatasetError(
+            f"{source.name}: {root} lacks {missing}; put them there, or give another --data-dir"
+        )
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import dp_accounting
@@ -353,9 +354,10 @@ def _describe_choice_cost(
     With it come ε of the choice and a training, and both in words.
     """
     plan = plans[0]
-    trials, trainings = map(_charge_of, plans), map(_charge_of, finals)
+    # Some methods may have a plan of one kind alone, so each trial is followed by each training.
+    charges = product(map(_charge_of, plans), map(_charge_of, finals))
     # A composed event has no hash.
-    pairs = {repr(pair): pair for pair in zip(trials, trainings, strict=True)}.values()
+    pairs = {repr(pair): pair for pair in charges}.values()
     relation = plan.neighbouring_relation
     chosen = trained = 0.0
     for trial, training in pairs:
