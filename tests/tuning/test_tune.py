@@ -342,8 +342,9 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
         assert f"ε = {round_up(epsilon)}" in cost.statement
     # A second method has a plan for validation alone.
     dear = PrivacyConfig(expected_batch_size=50, steps=40).with_noise(2.0, 1e-5, 900)
-    both = cost_of([trial, dear], StudyLedgers(), trial_law("geometric", 4), finals=[final])
-    assert both.epsilon_with_training > cost.epsilon_with_training
+    both = cost_of([trial, dear], StudyLedgers(), trial_law("geometric", 4), finals=[final, None])
+    assert both.epsilon_with_tuning > cost.epsilon_with_tuning
+    assert both.epsilon_with_training == cost.epsilon_with_training
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):

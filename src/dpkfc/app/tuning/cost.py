@@ -8,7 +8,6 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import dp_accounting
@@ -269,7 +268,7 @@ def cost_of(
     ledgers: StudyLedgers,
     law: TrialLaw | None = None,
     *,
-    finals: Sequence[Plan] = (),
+    finals: Sequence[Plan | None] = (),
     over: bool = True,
 ) -> Cost:
     """Return what ε says about a tuning study.
@@ -280,7 +279,8 @@ def cost_of(
         ledgers: of runs that have started, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on
             one another.
-        finals: plans of a training with what each search chose; none as of a trial.
+        finals: plans of a training with what each search chose, None where it cannot be planned;
+            empty as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
     plan = plans[0]
@@ -305,7 +305,9 @@ def cost_of(
                 f"Not to be published, since the number of trials has to stay secret: {together}"
             )
         if over:
-            chosen, trained, text = _describe_choice_cost(plans, finals or plans, law)
+            chosen, trained, text = _describe_choice_cost(
+                plans, finals if any(finals) else plans, law
+            )
             lines.append(text)
         else:
             lines.append(
@@ -347,23 +349,26 @@ def _compose_runs(plan: Plan, ledgers: StudyLedgers) -> tuple[float | None, str]
 
 
 def _describe_choice_cost(
-    plans: Sequence[Plan], finals: Sequence[Plan], law: TrialLaw
+    plans: Sequence[Plan], finals: Sequence[Plan | None], law: TrialLaw
 ) -> tuple[float, float, str]:
     """Return ε of what a random search chose for one method, whichever it is.
 
     With it come ε of the choice and a training, and both in words.
     """
     plan = plans[0]
-    # Some methods may have a plan of one kind alone, so each trial is followed by each training.
-    charges = product(map(_charge_of, plans), map(_charge_of, finals))
+    charges = [
+        (_charge_of(trial), None if final is None else _charge_of(final))
+        for trial, final in zip(plans, finals, strict=True)
+    ]
     # A composed event has no hash.
     pairs = {repr(pair): pair for pair in charges}.values()
     relation = plan.neighbouring_relation
     chosen = trained = 0.0
     for trial, training in pairs:
-        alone = bound_selection(*trial, plan.delta, law, relation)
-        both = bound_selection(*trial, plan.delta, law, relation, then=training)
-        chosen, trained = max(chosen, alone), max(trained, both)
+        chosen = max(chosen, bound_selection(*trial, plan.delta, law, relation))
+        if training is not None:
+            both = bound_selection(*trial, plan.delta, law, relation, then=training)
+            trained = max(trained, both)
     text = (
         f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
         f" {law.mean:g}) the settings of the best trial cost ε = {round_up(chosen)}, and"

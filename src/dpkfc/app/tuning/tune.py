@@ -282,8 +282,11 @@ def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
     """Return the study as it stands, with its cost."""
     searches = source.searches
     law = settings.law()
-    plans = _plans_of(searches, place, "validation")
-    finals = _plans_of(searches, place, "test") if law is not None else []
+    trials = _plans_of(searches, place, "validation")
+    trainings = trials if law is None else _plans_of(searches, place, "test")
+    pairs = [(plan, final) for plan, final in zip(trials, trainings, strict=True) if plan]
+    plans = [plan for plan, _ in pairs]
+    finals = [final for _, final in pairs]
     plan = plans[0]
     run = searches[0].run({}, seed=SEED, evaluate_on="validation")
     ledgers = StudyLedgers.read(place.folder / "runs")
@@ -305,15 +308,15 @@ def _conclude(settings: TuneSettings, source: Trials, place: Place) -> Tuned:
     )
 
 
-def _plans_of(searches: Sequence[Search], place: Place, evaluate_on: str) -> list[Plan]:
-    """Return the plan of a run of each search, without methods that cannot be planned here.
+def _plans_of(searches: Sequence[Search], place: Place, evaluate_on: str) -> list[Plan | None]:
+    """Return the plan of a run of each search, None for a method that cannot be planned here.
 
     Raises:
         ConfigError, DatasetError: no method can be planned.
     """
     from dpkfc.app.prepare import prepare
 
-    plans = []
+    plans: list[Plan | None] = []
     errors = []
     for search in searches:
         run = search.run({}, seed=SEED, evaluate_on=evaluate_on)
@@ -323,7 +326,8 @@ def _plans_of(searches: Sequence[Search], place: Place, evaluate_on: str) -> lis
         except (ConfigError, DatasetError) as error:
             # Each trial of this method has failed for the same reason.
             errors.append(error)
-    if not plans:
+            plans.append(None)
+    if not any(plans):
         raise errors[0]
     return plans
 
