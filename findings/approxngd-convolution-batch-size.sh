@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The K-FAC of approxngd takes the gradients of the mean loss for those of the examples in
+# The K-FAC of approxngd takes the gradients of the mean loss for gradients of examples in
 # convolutions, and not in linear layers.
 #
 # Packages: approxngd 0.1.1, torch 2.13.0, numpy 2.4.6.

@@ -21,7 +21,7 @@ from dpkfc.gradients.state import own_pass
 from dpkfc.lazy_noise import LazyNoise
 from dpkfc.public_rows.rows import PublicRows
 from dpkfc.public_rows.template import Attempts, find_template
-from dpkfc.rng_state import restarter
+from dpkfc.rng_state import preserve_generators, restarter
 from dpkfc.verification.check import check_on_public_rows
 from dpkfc.verification.graph_comparison import compare_graph
 from dpkfc.verification.own_generators import refuse_own_generators
@@ -133,8 +133,10 @@ class LossCheck:
             return
         # From 16 rows on a convolution has another graph.
         size = max(2, min(16, self.expected_rows, len(rows)))
-        batch = move_batch(rows.batch(range(size)), device)
-        compare_graph(self.mode.graph, self.model, self.layers, loss_fn, self.augment, batch, size)
+        graph = self.mode.graph
+        with preserve_generators():  # a collate function may draw numbers
+            batch = move_batch(rows.batch(range(size)), device)
+            compare_graph(graph, self.model, self.layers, loss_fn, self.augment, batch, size)
 
     def _check_reads(self, loss_fn: LossFn, attempts: Attempts, lazy: LazyNoise) -> None:
         """Refuse a loss that reads a table beside the calls of its module, on public rows.

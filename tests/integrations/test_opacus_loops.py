@@ -1,4 +1,4 @@
-"""Loops and losses of scripts for Opacus: each release is that of a loop over single examples."""
+"""Loops and losses of scripts for Opacus: each release equals a loop over single examples."""
 
 import copy
 
