@@ -17,12 +17,14 @@ from dpkfc.gradients.clipped_sum import GradientMode
 from dpkfc.gradients.layers import Layer, device_of_layers
 from dpkfc.gradients.loss_function import LossFn, identify_program, losses_of
 from dpkfc.gradients.one_pass import move_batch
+from dpkfc.gradients.padding_rows import find_padding_rows
 from dpkfc.gradients.state import own_pass
 from dpkfc.lazy_noise import LazyNoise
 from dpkfc.public_rows.rows import PublicRows
 from dpkfc.public_rows.template import Attempts, find_template
 from dpkfc.rng_state import preserve_generators, restarter
 from dpkfc.verification.check import check_on_public_rows
+from dpkfc.verification.differences import all_gradients
 from dpkfc.verification.graph_comparison import compare_graph
 from dpkfc.verification.own_generators import refuse_own_generators
 
@@ -116,8 +118,10 @@ class LossCheck:
             self._check_reads(loss_fn, template.attempts(collate, device), lazy)
         self._checked.add(program)
         self.mode.unproved_operation = unproved
-        if verdict.rows is not None and unproved is None:
-            self._compare_graph(loss_fn, verdict.rows, device)
+        if verdict.rows is not None:
+            self._check_padding(loss_fn, verdict.rows, device)
+            if unproved is None:
+                self._compare_graph(loss_fn, verdict.rows, device)
         # A failing record of one process would leave the others of a divided model waiting.
         self.mode.is_checked = verdict.is_accepted and not self.is_sharded
         if unproved is not None:
@@ -126,6 +130,24 @@ class LossCheck:
         if verdict.unchecked:
             self._unchecked_reason = f": {verdict.unchecked.splitlines()[0][:60]}"
         verdict.warn(stacklevel=4)
+
+    def _check_padding(self, loss_fn: LossFn, rows: PublicRows, device: torch.device) -> None:
+        """Refuse a row of padding with a gradient on public rows, since no step would move it."""
+        padding = find_padding_rows(self.layers)
+        if not padding or self.is_sharded:
+            return
+        size = min(4, len(rows))
+        with preserve_generators(), own_pass(self.model), torch.enable_grad():
+            batch = move_batch(rows.batch(range(size)), device)
+            batch = augment_batch(self.augment, self.model, batch, size)
+            total = losses_of(loss_fn, self.model, batch).sum()
+            gradients = all_gradients(self.model, total)
+        for name, index in padding.items():
+            if bool(gradients[name][index].any()):
+                raise ValueError(
+                    f"'{name}' has padding_idx={index}, and loss_fn or the model reads this row"
+                    " elsewhere too; leave padding_idx out, or tie the weight to an nn.Linear"
+                )
 
     def _compare_graph(self, loss_fn: LossFn, rows: PublicRows, device: torch.device) -> None:
         """Refuse captured graphs that compute something else than the loss on public rows."""

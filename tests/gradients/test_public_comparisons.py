@@ -472,3 +472,21 @@ def test_an_error_that_is_raised_once_is_not_lost():
         nn.Linear(3, 3).double(), rows(), public_records=[(x,) for x in rows()[0]]
     )
     assert_refused(session, "weights are tied across parts", loss)
+
+
+class Reread(nn.Module):
+    """A head that reads a table with a row of padding by a function."""
+
+    def __init__(self, **padding):
+        super().__init__()
+        self.words = nn.Embedding(5, 3, dtype=torch.float64, **padding)
+
+    def forward(self, ids):
+        return F.linear(self.words(ids).mean(1), self.words.weight)
+
+
+def test_a_row_of_padding_that_a_function_reads_too_is_refused():
+    """No step moves the row, though examples have gradients in it."""
+    ids = (torch.randint(5, (24, 4)),)
+    assert_refused(open_session(Reread(padding_idx=0), ids), "has padding_idx=0, and", sine_loss)
+    train(Reread(), ids, sine_loss, steps=1)

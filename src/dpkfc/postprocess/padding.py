@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.padding_rows import find_padding_rows
 from dpkfc.privacy.mechanism import Released
 
 
@@ -30,18 +29,3 @@ def clear_padding(update: Released, layers: Sequence[Layer]) -> Released:
         table[rows[name]] = 0.0
         gradients[name] = table
     return replace(update, gradients=gradients)
-
-
-def find_padding_rows(layers: Sequence[Layer]) -> dict[str, int]:
-    """Return the row of padding of each embedding table that nothing else uses, by its name."""
-    rows = {}
-    for layer in layers:
-        indices = {
-            module.padding_idx if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
-            for module in layer.modules
-        }
-        if len(indices) == 1 and "weight" in layer.parameters:
-            index = indices.pop()
-            if index is not None:
-                rows[layer.parameters["weight"]] = index
-    return rows
