@@ -123,6 +123,19 @@ def test_a_charge_is_synced_before_it_returns(tmp_path, monkeypatch):
         assert len(verify(tmp_path / "l").releases) == 1
 
 
+def test_a_ledger_is_synced_when_it_is_opened_again(path, monkeypatch):
+    """Its last line may have been written by a process that was killed before the sync.
+
+    Without it a checkpoint written from then on outlasts a power cut and its ledger does not.
+    """
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size) or fsync(fd))
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        assert ledger.count == 3
+        assert path.stat().st_size in synced
+
+
 def test_reopening_continues_the_chain(path):
     with Ledger.open(path, PLAN, HEADER) as ledger:
         assert ledger.count == 3

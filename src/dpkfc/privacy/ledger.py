@@ -148,9 +148,11 @@ class Ledger:
             if content:
                 state = parse(content, str(path))
                 check_header(state.header, first | {"steps": max_releases}, str(path))
+                # Lines of a process that was killed may not be on the disk: a checkpoint counts them.
+                os.fsync(descriptor)
             else:
                 _write(descriptor, line, 0)
-                sync(path.parent)
+            sync(path.parent)
         except BaseException as error:
             os.close(descriptor)
             lock.release()
