@@ -148,7 +148,7 @@ class Ledger:
             if content:
                 state = parse(content, str(path))
                 check_header(state.header, first | {"steps": max_releases}, str(path))
-                # Lines of a process that was killed may not be on the disk: a checkpoint counts them.
+                # A checkpoint counts lines that a killed process may not have synced.
                 os.fsync(descriptor)
             else:
                 _write(descriptor, line, 0)
