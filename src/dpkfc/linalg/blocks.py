@@ -341,8 +341,13 @@ class Outer(_Block):
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
-        a = _mask(self.a, excluded, self.groups)
-        b = _weigh(self.b, weights, excluded, self.groups)
+        if self.a.shape[2] < self.d_out and not self.homogeneous:
+            # The weighed side is a copy, which the outputs of a language model need not have.
+            a = _weigh(self.a, weights, excluded, self.groups)
+            b = _mask(self.b, excluded, self.groups)
+        else:
+            a = _mask(self.a, excluded, self.groups)
+            b = _weigh(self.b, weights, excluded, self.groups)
         if self.groups > 1:
             by_group = (len(weights), self.groups)
             a = a.unflatten(0, by_group)
