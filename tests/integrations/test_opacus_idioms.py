@@ -5,6 +5,7 @@ the line to write, before any budget is spent.
 import copy
 import io
 import math
+import pickle
 import re
 from functools import partial
 
@@ -158,6 +159,28 @@ def test_parts_of_a_step_are_one_error_and_spend_nothing(use):
     assert engine.ledger.count == 0 and torch.equal(weights(model), before)
     optimizer.step()
     assert engine.ledger.count == 1
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda engine, optimizer: engine.attach(optimizer),
+        lambda engine, optimizer: engine.get_renyi_divergence(),
+        lambda engine, optimizer: optimizer.privacy_engine.get_privacy_spent(1e-5),
+    ],
+)
+def test_a_script_of_the_first_opacus_is_told_where_the_line_to_write_stands(use):
+    engine, _, optimizer, _ = private()
+    with pytest.raises(AttributeError, match="how-to-opacus.md#from-opacus-line"):
+        use(engine, optimizer)
+    assert not hasattr(engine, "attach")
+    copies = (
+        copy.deepcopy(optimizer.privacy_engine),
+        pickle.loads(pickle.dumps(optimizer.privacy_engine)),
+    )
+    for refusal in copies:
+        with pytest.raises(AttributeError, match="dpkfc has no optimizer.privacy_engine"):
+            refusal.get_privacy_spent(1e-5)
 
 
 def test_a_script_that_reads_grad_sample_is_told_to_read_the_release():

@@ -245,6 +245,39 @@ def check_torch_is_as_before():
     assert Tensor.backward is TORCH_BACKWARD
 
 
+def penalty(model, starts):
+    return 0.3 * sum(
+        (p - q).square().sum() for p, q in zip(model.parameters(), starts, strict=True)
+    )
+
+
+def test_a_penalty_whose_gradient_meets_the_release_is_not_clipped():
+    _, model, optimizer, batches = private(max_grad_norm=0.05, data_loader=loader(batch_size=20))
+    reference = copy.deepcopy(model)
+    starts = [torch.ones_like(p) for p in model.parameters()]
+
+    def add_penalty(optimizer, args, kwargs):
+        for p, start in zip(model.parameters(), starts, strict=True):
+            if p.grad is not None:
+                p.grad.add_(p.detach() - start, alpha=0.6)
+
+    optimizer.register_step_pre_hook(add_penalty)
+    seen = []
+    with cut(batches, optimizer, 8) as parts:
+        for batch in parts:
+            backward(model, batch)
+            optimizer.step()
+            seen.append(batch)
+            if not optimizer._is_last_step_skipped:
+                break
+    assert len(seen) > 1
+    of_examples = sum(clipped_sum(reference, batch, 0.05) for batch in seen) / 20
+    penalty(reference, starts).backward()
+    of_penalty = torch.cat([p.grad.flatten() for p in reference.parameters()])
+    released = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(released, of_examples + of_penalty)
+
+
 def test_a_batch_whose_loss_was_refused_is_not_stepped():
     engine, model, optimizer, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
@@ -602,7 +635,7 @@ def penalise_each(model, x, y):
         (divide_gradients, "hides its examples|not a sum over examples"),
         (mix_gradients, "hides its examples|not a sum over examples"),
         (share_a_perturbation, "hides its examples|not a sum over examples"),
-        (penalise_each, "uses '.*' beside the outputs of the model: .*use weight_decay"),
+        (penalise_each, "uses '.*' beside the outputs of the model: .*#penalties"),
     ],
 )
 def test_gradients_that_belong_to_no_example_are_refused(loss, match):

@@ -204,7 +204,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_old_pass, "another pass over the private loader"),
         (misuse_backward_of_an_earlier_batch, "without a backward pass through the model"),
         (misuse_batch_of_another_thread, "in the thread that iterates over the loader"),
-        (misuse_weight_penalty, "aten.add.Tensor.*for a penalty on weights use weight_decay"),
+        (misuse_weight_penalty, "aten.add.Tensor.*; a penalty: docs/how-to-opacus.md#penalties"),
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
         (misuse_frozen_later, "'0.weight' was frozen or taken out"),
         (misuse_new_layer, "'2.weight' was replaced"),

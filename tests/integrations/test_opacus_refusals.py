@@ -1,5 +1,7 @@
 """What is refused when a model is made private, before anything has been changed."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -46,7 +48,6 @@ class OwnLoader(DataLoader):
         ({"batch_first": False}, "leading axis"),
         ({"loss_reduction": "none"}, "'mean' or 'sum'"),
         ({"poisson_sampling": False}, "uncertified=True"),
-        ({"uncertified": True}, "poisson_sampling=False"),
         (
             {"clipping": "per_layer", "max_grad_norm": [1.0, 1.0]},
             "max_grad_norm must be one number",
@@ -147,6 +148,20 @@ def test_an_engine_of_the_first_opacus_is_told_where_its_model_goes():
 def test_refused_budgets(settings, match):
     with pytest.raises(ValueError, match=match):
         make_private(**settings)
+
+
+def test_a_delta_of_one_over_n_is_refused_with_two_fixes_that_work():
+    with pytest.raises(ValueError) as caught:
+        make_private(target_delta=1 / N)
+    found = re.search(
+        "^delta = 0.025 is not below 1 / N .*; take for example delta = (.*), or uncertified=True$",
+        str(caught.value),
+    )
+    assert make_private(target_delta=float(found[1]))[0].plan.certified
+    with pytest.warns(UserWarning, match="is not below 1 / N"):
+        engine, *_ = make_private(target_delta=1 / N, uncertified=True)
+    assert "UNCERTIFIED: delta" in engine.plan.caveats[0]
+    assert make_private(uncertified=True)[0].plan.certified
 
 
 def test_one_engine_one_model_and_no_model_twice():

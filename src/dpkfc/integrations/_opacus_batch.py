@@ -713,7 +713,7 @@ class BatchRecording:
             elif "read of" in state.reason or "made of single" in state.reason:
                 fix = "; read values after loss.backward()"
             elif state.reason.startswith("a trainable parameter"):
-                fix = "; use it in forward, and for a penalty on weights use weight_decay"
+                fix = "; use it in forward; a penalty: docs/how-to-opacus.md#penalties"
             reason = state.reason.partition(" (shapes")[0]
             text = f"the loss is not a sum over examples: {state.operation}, {reason}"
             raise ValueError(textwrap.shorten(text, 160 - len(fix), placeholder="") + fix)
@@ -771,7 +771,7 @@ class BatchRecording:
         if beside:
             raise ValueError(
                 f"the loss uses '{min(beside)}' beside the outputs of the model: compute that in"
-                " forward, and for a penalty on weights use weight_decay"
+                " forward; a penalty: docs/how-to-opacus.md#penalties"
             )
         output_gradients = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         gradients = []

@@ -67,7 +67,7 @@ class Options:
         ledger_path: file of the privacy ledger; None keeps it in memory.
         resume: go on with a ledger that holds releases, after the script has loaded the weights of
             its last checkpoint. If the plan is spent, only evaluation is left.
-        uncertified: accept shuffled batches, whose ε is not a guarantee.
+        uncertified: accept shuffled batches, whose ε is not a guarantee, and a δ of 1 / N or more.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
             Every batch is proved either way.
@@ -152,10 +152,6 @@ def _check_options(options: Options) -> None:
         raise ValueError(
             "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True,"
             " which is stamped on the ledger"
-        )
-    if options.poisson_sampling and options.uncertified:
-        raise ValueError(
-            "uncertified=True goes with poisson_sampling=False; leave it out for Poisson sampling"
         )
     if options.criterion is not None and not isinstance(options.criterion, nn.Module):
         raise ValueError(

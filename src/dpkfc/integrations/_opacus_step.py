@@ -540,7 +540,7 @@ class PrivateStep:
         if untracked:
             raise RuntimeError(
                 f"the gradient of '{untracked[0]}' came from outside the forward pass of its own"
-                " layer, where it cannot be clipped; use weight_decay for a penalty on weights"
+                " layer, where it cannot be clipped; a penalty: docs/how-to-opacus.md#penalties"
             )
 
     def _attach_step_hook(self, hook: StepHook | None) -> None:
@@ -704,6 +704,10 @@ class Refusal:
 
     __call__ = __iter__ = __len__ = __getitem__ = refuse
 
+    def __getattr__(self, name: str) -> NoReturn:
+        # A pickle or copy asks before the message is there.
+        raise AttributeError(vars(self).get("message", name))
+
 
 class WrapperMethod:
     """A method of Opacus's wrapper, on the model itself. A copy or pickle of it has no action.
@@ -781,7 +785,7 @@ def optimizer_attributes(
             " dpkfc.integrations.opacus import BatchMemoryManager"
         ),
         **_refusals("optimizer", "virtual_step", "grad_samples", "clip_and_accumulate"),
-        **_refusals("optimizer", "add_noise", "scale_grad", "pre_step"),
+        **_refusals("optimizer", "add_noise", "scale_grad", "pre_step", "privacy_engine"),
     }
 
 

@@ -344,6 +344,10 @@ class PrivacyEngine:
             self._step.weights.record()
         return saved
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse a name that only an engine of Opacus has."""
+        raise AttributeError(f"PrivacyEngine has no {name!r}; {LINE_BY_LINE}")
+
     def close(self) -> None:
         """Remove all hooks, record the weights next to the ledger and close it.
 

@@ -65,7 +65,7 @@ def check_target(
     if dataset_size is not None and (reason := vacuous(delta, dataset_size)):
         advice = f"take for example delta = {dataset_size**-1.1:.1e}"
         if not uncertified:
-            raise CalibrationError(f"{reason}; {advice}, or say uncertified")
+            raise CalibrationError(f"{reason}; {advice}, or uncertified=True")
         warnings.warn(f"{reason}; {advice}", stacklevel=3)
 
 
