@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import json
 import logging
 from contextlib import nullcontext
@@ -262,6 +263,46 @@ def test_an_error_in_the_block_leaves_all_weights():
     assert moved[1:].all()
     assert not moved[0], "the row of padding has no noise"
     assert model.words.weight.isfinite().all()
+
+
+def interrupt_write(monkeypatch, s, call):
+    """Make a step that Ctrl-C interrupts between the two writes of rows and of their counts."""
+    batch, fill, calls = next(s.batches()), torch.Tensor.index_fill_, itertools.count()
+
+    def interrupt(x, *args):
+        if x.dtype == torch.int32 and next(calls) == call:
+            raise KeyboardInterrupt
+        return fill(x, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.Tensor, "index_fill_", interrupt)
+        s.step(batch, loss_fn)
+
+
+def test_rows_that_a_record_reads_have_no_noise_twice_after_ctrl_c(monkeypatch):
+    model = texts()
+    with session(model) as s, s.lazy_noise():
+        train(s, 3)
+        waiting = s._lazy._waiting["words.weight"]
+        interrupt_write(monkeypatch, s, 0)
+        rows, written, _ = waiting.unfinished
+        model.state_dict()
+        assert torch.equal(model.words.weight[rows], written)
+
+
+def test_a_step_is_taken_once_where_ctrl_c_comes_inside_of_it(monkeypatch):
+    runs = []
+    for is_interrupted in (False, True):
+        model = texts()
+        with session(model) as s, s.lazy_noise():
+            train(s, 3)
+            s.optimizer.param_groups[0]["lr"] = 0.5 * 0.8**3
+            if is_interrupted:
+                interrupt_write(monkeypatch, s, 2)
+            else:
+                s.step(next(s.batches()), loss_fn)
+        runs.append(weights(model))
+    assert torch.equal(*runs)
 
 
 def test_a_batch_that_raises_can_be_stepped_again():

@@ -67,6 +67,17 @@ def test_a_batch_may_be_neither_skipped_nor_used_twice():
             s.step(first, loss_fn)
 
 
+@pytest.mark.parametrize("what", ["a step", "the model"])
+def test_in_inference_mode_is_refused_before_a_release(what):
+    with torch.inference_mode(what == "the model"):
+        model = net()
+    with session(plan(1.0), model) as s:
+        batch = next(s.batches())
+        with torch.inference_mode(what == "a step"), pytest.raises(RuntimeError, match="outside"):
+            s.step(batch, loss_fn)
+        assert s.steps_done == 0
+
+
 def test_beyond_the_budget_nothing_moves():
     model = net()
     with session(plan(1.0), model) as s:

@@ -56,6 +56,7 @@ class _Waiting:
         shown: rows that the table holds during a call.
         touched: rows with a gradient in this step.
         update: their noisy gradient.
+        unfinished: rows, their new values, and `squares`, that are being written.
     """
 
     table: Tensor
@@ -66,6 +67,18 @@ class _Waiting:
     shown: Tensor | None = None
     touched: Tensor | None = None
     update: Tensor | None = None
+    unfinished: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def finish(self) -> None:
+        """Write rows that have the noise of all steps, also where Ctrl-C came in between.
+
+        Which rows those are is private, so none may have noise twice.
+        """
+        if self.unfinished is not None:
+            ids, values, self.squares = self.unfinished
+            self.rows.index_copy_(0, ids, values)
+            self.last.index_fill_(0, ids, len(self.squares) - 1)
+            self.unfinished = None
 
 
 class LazyNoise:
@@ -160,6 +173,7 @@ class LazyNoise:
 
     def _bring_up(self, waiting: _Waiting, rows: Tensor) -> None:
         """Give rows, each named once, the noise of the steps that have passed them over."""
+        waiting.finish()
         last = waiting.last.index_select(0, rows)
         is_due = last < len(waiting.squares) - 1
         due, last = rows[is_due], last[is_due].long()
@@ -170,9 +184,8 @@ class LazyNoise:
         number = (self._step << 1 | self._in_passes) << 24 | self._draws[self._in_passes]
         self._draws[self._in_passes] += 1
         noisy = add_waiting_noise(waiting.rows[due], stddev, self._noise, 1 << 63 | number)
-        waiting.rows.index_copy_(0, due, noisy)
-        # Behind the noise: whatever ends the program in between adds noise twice, and never none.
-        waiting.last.index_fill_(0, due, len(waiting.squares) - 1)
+        waiting.unfinished = due, noisy, waiting.squares
+        waiting.finish()
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -276,14 +289,17 @@ class LazyNoise:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the step of the optimizer in all tables: rows without a gradient wait for it."""
         for name, waiting in self._waiting.items():
+            waiting.finish()
             ids, update = waiting.touched, waiting.update
+            if ids is None or update is None:
+                # Ctrl-C has come behind it.
+                continue
             rate = _find_rate(optimizer, name, self.tables[name])
-            # From here on all rows wait. Whatever ends the program below adds noise twice.
-            waiting.squares = _add_step(waiting.squares, rate)
-            if ids is not None and update is not None:
-                waiting.rows.index_add_(0, ids, update.to(waiting.rows.dtype), alpha=-rate)
-                waiting.last.index_fill_(0, ids, len(waiting.squares) - 1)
+            values = waiting.rows.index_select(0, ids)
+            values.add_(update.to(values.dtype), alpha=-rate)
+            waiting.unfinished = ids, values, _add_step(waiting.squares, rate)
             waiting.touched = waiting.update = None
+            waiting.finish()
 
 
 class _WaitingHook(Hook):

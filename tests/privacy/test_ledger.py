@@ -380,6 +380,24 @@ def test_a_line_that_cannot_be_taken_back_ends_the_ledger(path, monkeypatch):
             charge(ledger)
 
 
+def test_a_charge_that_ctrl_c_interrupts_behind_its_line_is_resumed(path, monkeypatch):
+    append = Ledger._append
+
+    def interrupt(ledger, line):
+        append(ledger, line)
+        raise KeyboardInterrupt
+
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Ledger, "_append", interrupt)
+            charge(ledger)
+        with pytest.raises(LedgerError, match="no further release: a charge was interrupted"):
+            charge(ledger)
+    with Ledger.open(path, PLAN, HEADER) as ledger:
+        assert charge(ledger) == 5
+    assert len(verify(path).releases) == 5
+
+
 def test_a_ledger_keeps_the_limit_that_it_was_begun_with(tmp_path):
     for name, first, then in (("a", 3, None), ("b", None, 3), ("c", 3, 4)):
         with Ledger.open(tmp_path / name, PLAN, {"steps": first}, first):

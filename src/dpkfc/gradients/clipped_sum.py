@@ -28,7 +28,7 @@ from dpkfc.gradients.evaluation_points import AT_MODEL_PARAMETERS, EvaluationPoi
 from dpkfc.gradients.layer_matrices import add_gradients, blocks_of_one
 from dpkfc.gradients.layers import Call, Calls, Layer, device_of_layers, named_tensors
 from dpkfc.gradients.loss_function import LossFn
-from dpkfc.gradients.model_checks import check_finite
+from dpkfc.gradients.model_checks import check_finite, refuse_inference_mode
 from dpkfc.gradients.one_pass import example_gradient, follow_augmentation, follow_pass, move_batch
 from dpkfc.gradients.rules import form_blocks
 from dpkfc.gradients.state import ends_run, own_pass
@@ -143,8 +143,10 @@ def clipped_sum(
         (parameter name to whitened clipped sum in float32 or float64, norms of all units `[U]`).
 
     Raises:
+        RuntimeError: `torch.inference_mode()` is on.
         ValueError: losses of another shape than the rows; weights that are not finite.
     """
+    refuse_inference_mode()
     check_finite([layer for layer in layers if layer.name not in by_row])
     # Weights cast for an earlier step would be stale under an autocast around the loop.
     torch.clear_autocast_cache()

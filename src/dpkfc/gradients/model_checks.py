@@ -29,9 +29,11 @@ def check_unchanged(
         finite: check their values too, as `check_finite` does.
 
     Raises:
-        RuntimeError: a parameter that was replaced, frozen, unfrozen or added, by name.
+        RuntimeError: a parameter that was replaced, frozen, unfrozen or added, or that torch does not
+            differentiate, by name; `torch.inference_mode()` is on.
         ValueError: a parameter with a hook on its gradient, or with values that are not finite.
     """
+    refuse_inference_mode()
     # An evaluation may have left the model gathered.
     reshard(model)
     now = dict(model.named_parameters())
@@ -43,8 +45,26 @@ def check_unchanged(
                 f"parameter '{name}' was replaced after the model was made private; move, cast or "
                 "adapt it before, and before the optimizer is created"
             )
+        if parameter.is_inference():
+            raise RuntimeError(
+                f"parameter '{name}' was made inside torch.inference_mode() and cannot be trained; "
+                "make the model outside of it"
+            )
     if finite:
         check_finite(layers)
+
+
+def refuse_inference_mode() -> None:
+    """Refuse to differentiate where torch computes no gradients, so that releases are noise alone.
+
+    Raises:
+        RuntimeError: `torch.inference_mode()` is on.
+    """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "torch.inference_mode() is on, in which torch computes no gradients; nothing was "
+            "released: train outside of it"
+        )
 
 
 def _check_covered(parameters: NamedTensors, layers: Sequence[Layer]) -> None:

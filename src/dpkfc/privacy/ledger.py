@@ -301,6 +301,7 @@ class Ledger:
         history.heads.append(head)
         self._mark = {}
         self._counts[purpose] += 1
+        self._failure = None
         if self._counts[""] == self.max_releases:
             self._report_end()
         return self._counts[purpose]
@@ -351,12 +352,15 @@ class Ledger:
     def _append(self, line: bytes) -> None:
         assert self._descriptor is not None
         self._check_place()
+        # Until the line is counted: Ctrl-C may come in between.
+        self._failure = "a charge was interrupted; resume from a checkpoint"
         try:
             _write(self._descriptor, line, self._size)
         except BaseException as error:
             # The release is not made, so its line must not stay half written before the next one.
             try:
                 os.ftruncate(self._descriptor, self._size)
+                self._failure = None
             except OSError:
                 self._failure = f"an earlier line could not be written or taken back ({error})"
             if isinstance(error, OSError):
