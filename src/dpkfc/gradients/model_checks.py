@@ -29,8 +29,8 @@ def check_unchanged(
         finite: check their values too, as `check_finite` does.
 
     Raises:
-        RuntimeError: a parameter that was replaced, frozen, unfrozen or added, or that torch does not
-            differentiate, by name; `torch.inference_mode()` is on.
+        RuntimeError: a parameter that was replaced, frozen, unfrozen, added, or made in inference
+            mode, by name; inference mode is on.
         ValueError: a parameter with a hook on its gradient, or with values that are not finite.
     """
     refuse_inference_mode()
