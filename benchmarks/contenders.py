@@ -87,6 +87,25 @@ def plain(setting: Setting) -> Contender:
     return Contender(step=step)
 
 
+def by_hand(setting: Setting) -> Contender:
+    """DP-SGD without proof, checks, secure noise or ledger: what the passes themselves cost."""
+    from written_by_hand import HandWritten
+
+    if setting.case.views > 1:
+        raise ValueError("several views of an example are one gradient each to it")
+    model, optimizer = setting.fresh()
+    private = HandWritten(model, CLIP, NOISE)
+    generator = np.random.default_rng()
+
+    def step() -> None:
+        x, y = setting.draw(generator)
+        private.backward(lambda model: setting.case.losses(model, x, y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Contender(step=step)
+
+
 def open_session(
     setting: Setting, make: Any = torch.optim.SGD, ledger: str = "", **settings: Any
 ) -> tuple[Any, Callable[[], None]]:
@@ -350,6 +369,7 @@ CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
     f.__name__: f
     for f in (
         plain,
+        by_hand,
         dp_sgd,
         dp_sgd_graph,
         dp_sgd_compiled,

@@ -17,6 +17,7 @@ EVERY = 50  # steps from one refresh to the next
 OURS = ("dp_kfc_inputs", "dp_kfc")  # by default, and as in the paper
 TITLES = {
     "plain": "plain SGD",
+    "by_hand": "written by hand, unsafe",
     "dp_sgd": "DP-SGD",
     "dp_sgd_graph": "DP-SGD, captured",
     "dp_sgd_compiled": "DP-SGD, compiled",
@@ -40,6 +41,8 @@ TIMES: dict[tuple[str, str], dict[str, float]] = {
     ("dp_sgd", "plain"): _BASE,
     ("dp_sgd_graph", "plain"): _BASE,
     ("dp_sgd_graph", "dp_sgd"): {},
+    ("by_hand", "plain"): {},
+    ("dp_sgd", "by_hand"): {},
     ("dp_sgd_compiled", "plain"): _COMPILED,
     **{(name, "opacus_hooks"): _HOOKS for name in OURS},
     **{(name, "opacus_ghost"): _GHOST for name in OURS},

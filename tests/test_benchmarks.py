@@ -12,6 +12,7 @@ pytest.importorskip("opacus")
 ROOT = Path(__file__).resolve().parents[1]
 CONTENDERS = [
     "plain",
+    "by_hand",
     "dp_sgd",
     "dp_sgd_graph",
     "dp_kfc_inputs",

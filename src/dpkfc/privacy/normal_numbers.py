@@ -2,7 +2,7 @@
 
 In float32, 32 bits decide the angle and 32 the radius, and 53 more where the radius exceeds 5.5;
 the tail ends at 10.9 standard deviations. In float64 both have 53 bits, and 53 more where the
-radius exceeds 3.3; the tail ends at 12.1. The radius is computed in float64 for both.
+radius exceeds 3.3; the tail ends at 12.1. The square of the radius is computed in float64 for both.
 
 The operations are torch's, which are vectorised on every processor.
 """
@@ -101,10 +101,10 @@ def fill_normal(out: Tensor, words: Words) -> None:
     torch.add(_HALF_UNIT[bits], radius, alpha=unit, out=radius)
     if rare is not None:
         radius[rare] = refined
-    radius.log_().mul_(_MINUS_TWO).sqrt_()
-    scale = radius
+    scale = radius.log_()
     if out.dtype != radius.dtype:
         scale = _take(out, half, "float32").copy_(radius)
+    scale.mul_(_MINUS_TWO).sqrt_()
     angle.mul_(_ANGLE_UNIT[bits])
     torch.sin(angle[:rest], out=out[half:]).mul_(scale[:rest])
     angle.cos_().mul_(scale)
