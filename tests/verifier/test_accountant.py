@@ -4,10 +4,12 @@ import json
 import math
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from scipy import optimize
 from scipy.stats import norm
 
-from dpkfc_verify.accountant import Composition, attack_rates, epsilon
+from dpkfc.privacy.group_epsilon import group_epsilon as of_dpkfc
+from dpkfc_verify.accountant import Composition, attack_rates, epsilon, group_epsilon
 from dpkfc_verify.ledger import Mismatch, Unchecked
 from tests.documents import ROOT
 
@@ -38,7 +40,7 @@ def is_close_above(found, exact):
     "noise, count", [(30.0, 1), (20.0, 400), (0.5, 7), (3.0, 100_000), (0.02, 1)]
 )
 def test_a_composition_on_the_grid_is_not_below_the_closed_form(noise, count, sign, delta):
-    composed = Composition({((1.0, 1.0, noise),): count}, delta, sign, 1 << 14)
+    composed = Composition({((1.0, 1.0, noise, 1),): count}, delta, sign, 1 << 14)
     assert is_close_above(composed.epsilon(), gaussian(math.sqrt(count) / noise, delta))
 
 
@@ -72,6 +74,25 @@ def test_events_of_a_ledger_are_composed():
             epsilon([(without_noise, 1)], DELTA)
     with pytest.raises(Unchecked, match="LaplaceDpEvent"):
         epsilon([({"type": "LaplaceDpEvent", "noise_multiplier": 1.0}, 1)], DELTA)
+
+
+def test_full_batches_that_are_cut_cost_what_their_larger_neighbour_does():
+    cut = {"type": "TruncatedSubsampledGaussianDpEvent", "dataset_size": 100}
+    cut |= {"sampling_probability": 1.0, "truncated_batch_size": 100, "noise_multiplier": 16.0}
+    assert epsilon([(cut, 10)], DELTA) == epsilon([(event(100 / 101, 8.0), 10)], DELTA)
+
+
+@pytest.mark.parametrize("units", [2, 10])
+@pytest.mark.parametrize("rate, noise, count", [(0.01, 1.1, 500), (0.5, 5.0, 40), (1.0, 8.0, 10)])
+def test_a_group_costs_what_dpkfc_says(rate, noise, count, units):
+    inner = GaussianDpEvent(noise)
+    theirs = inner if rate == 1 else PoissonSampledDpEvent(rate, inner)
+    known, by = of_dpkfc(theirs, count, DELTA, units)
+    charges = [(event(rate, noise), count)]
+    found = group_epsilon(charges, DELTA, units, independent=True)
+    assert by == "exact" and found == pytest.approx(known, rel=1e-4)
+    bound, _ = of_dpkfc(theirs, count, DELTA, units, independent=False)
+    assert group_epsilon(charges, DELTA, units, independent=False) <= bound + 1e-3
 
 
 def test_attack_rates_are_those_of_a_gaussian():

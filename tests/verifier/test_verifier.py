@@ -133,6 +133,7 @@ def test_it_runs_in_a_fresh_environment(good, tmp_path):
         ),
         (lambda c: c["assumed_public"]["number of examples N"].update(value=9), "another dataset"),
         (lambda c: c["meaning"].update(right_at_even_odds=0.51), "states 51.00% right at even"),
+        (lambda c: c["meaning"]["groups"]["5"].update(epsilon=5.0), "for 5 units, states ε = 5"),
         (lambda c: c.update(total={"epsilon": 0.1, "delta": 1e-5, "runs": ["x"]}), "total of"),
         (lambda c: c["mechanism"].pop("stddev"), "does not state stddev"),
         (lambda c: c["guarantee"].pop("unit"), "does not state unit"),
@@ -389,7 +390,23 @@ def test_annex_and_registry_count_releases_beside_the_steps(tmp_path, monkeypatc
     how = registry_record(card)["deployment"]["implementation"]["mechanisms"]
     assert "sampler: poisson, rate 1.0; " in how and ", of 1 for bounds 20.0; sensitivity" in how
     edit_card(folder, lambda c: c["mechanism"]["extra_releases"][0].update(noise_multiplier=99.0))
-    assert "another noise for bounds than the ledger: 99.0" in verify_run(folder).reason
+    assert "another noise multiplier for bounds than the ledger: 99.0" in verify_run(folder).reason
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda stated: stated.clear(), "the card has 0 kinds of releases beside the steps"),
+        (lambda stated: stated[0].update(releases=2), "another releases for bounds"),
+        (lambda stated: stated[0].update(epsilon_alone=0.01), "for bounds alone, states ε = 0.01"),
+    ],
+)
+def test_a_list_of_releases_beside_the_steps_that_was_changed_is_found(
+    good, tmp_path, change, expected
+):
+    folder = shutil.copytree(good["with a release beside the steps"], tmp_path / "run")
+    edit_card(folder, lambda card: change(card["mechanism"]["extra_releases"]))
+    assert expected in verify_run(folder).reason
 
 
 def test_a_certificate_beside_the_card_replaces_neither_card_nor_report(copied, tmp_path):

@@ -1,16 +1,18 @@
 """Compute ε of composed Gaussian releases, as an upper bound by an integral of its own.
 
 A release is a pair of distributions of x: with one unit more (1 - q) N(0, σ²) + q N(1, σ²), without
-it N(0, σ²). The line is cut where the privacy loss of x is a multiple of h, and the mass of each
-piece moves to its two ends so that its probabilities under both distributions stay the same. Such a
-pair reveals no less than the true one (Doroshenko et al. 2022, "Connect the Dots"), and neither do
-compositions of it. They are made by a Fourier transform of losses weighted by exp(tilt · loss),
-which puts the digits where δ is. What leaves the grid at its upper end, and an allowance for
-rounding, is added to δ. Both directions are computed: one unit added, and one removed.
+it N(0, σ²). With k units more, N(i, σ²) has the binomial probability of i. The line is cut where
+the privacy loss of x is a multiple of h, and the mass of each piece moves to its two ends so that
+its probabilities under both distributions stay the same. Such a pair reveals no less than the true
+one (Doroshenko et al. 2022, "Connect the Dots"), and neither do compositions of it. They are made
+by a Fourier transform of losses weighted by exp(tilt · loss), which puts the digits where δ is.
+What leaves the grid at its upper end, and an allowance for rounding, is added to δ. Both directions
+are computed: units added, and units removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -25,8 +27,9 @@ from dpkfc_verify.ledger import Mismatch, Unchecked
 
 Floats = NDArray[np.float64]
 Charges = Sequence[tuple[Mapping[str, Any], int]]
-# The public alternatives of a release: probability, sampling rate q, noise multiplier σ.
-Part = tuple[float, float, float]
+# The public alternatives of a release: probability, sampling rate q, noise multiplier σ, and how
+# many units are sampled so.
+Part = tuple[float, float, float, int]
 Release = tuple[Part, ...]
 Releases = Mapping[Release, int]
 
@@ -38,18 +41,21 @@ _CUT = 1e-9  # of δ, above the upper end of the grid
 _WRAP = math.log(1e-9)  # of the weighted mass that comes in at the other end and only raises ε
 _ROUNDING = 1e-13  # of the weighted mass, for each point that is added up
 _EXPONENT = 600.0
+_NODES = 1 << 17  # of a table that inverts the loss of a group
 
 
-def read_releases(charges: Charges, larger: int = 0) -> Releases:
+def read_releases(charges: Charges, larger: int = 0, units: int = 1) -> Releases:
     """Return the number of each kind of release.
 
     Args:
         charges: events as a ledger states them, each with its number.
         larger: 1 for the neighbour with one unit more than the data, of a truncated sampler.
+        units: in how many units neighbours differ, each sampled on its own.
 
     Raises:
         Mismatch: a release without noise.
-        Unchecked: an event that is not made of Poisson sampling and Gaussian noise.
+        Unchecked: an event that is not made of Poisson sampling and Gaussian noise, or truncated
+            batches of several units.
     """
     counts: Counter[Release] = Counter()
     precision = 0.0
@@ -62,8 +68,8 @@ def read_releases(charges: Charges, larger: int = 0) -> Releases:
         elif kind == "SelfComposedDpEvent":
             left.append((event["event"], count * int(event["count"])))
         elif kind != "NoOpDpEvent" and count:
-            release = _read_event(event, larger)
-            if any(noise < _NO_NOISE for _, _, noise in release):
+            release = _read_event(event, larger, units)
+            if any(noise < _NO_NOISE for _, _, noise, _ in release):
                 raise Mismatch("ε is infinite: a release has no noise to speak of")
             if len(release) == 1 and release[0][1] == 1:
                 # Releases of everybody's data are together one release.
@@ -71,16 +77,17 @@ def read_releases(charges: Charges, larger: int = 0) -> Releases:
             else:
                 counts[release] += count
     if precision:
-        counts[((1.0, 1.0, precision**-0.5),)] += 1
+        counts[((1.0, 1.0, precision**-0.5, 1),)] += 1
     return dict(counts)
 
 
-def _read_event(event: Mapping[str, Any], larger: int) -> Release:
+def _read_event(event: Mapping[str, Any], larger: int, units: int) -> Release:
     kind = event.get("type")
     rate = event.get("sampling_probability", 1.0)
     inner = event["event"] if kind == "PoissonSampledDpEvent" else event
     is_gaussian = inner.get("type") in ("GaussianDpEvent", "NonPrivateDpEvent")
-    if not (is_gaussian or kind == "TruncatedSubsampledGaussianDpEvent") or not 0 < rate <= 1:
+    is_known = is_gaussian or (kind == "TruncatedSubsampledGaussianDpEvent" and units == 1)
+    if not is_known or not 0 < rate <= 1:
         raise Unchecked(f"its integral does not cover releases of the kind {str(kind)[:50]}")
     noise = float(inner.get("noise_multiplier", 0.0))
     full = 0.0
@@ -95,32 +102,61 @@ def _read_event(event: Mapping[str, Any], larger: int) -> Release:
         if full:
             is_cut = float(special.bdtrc(most, size, rate))
             replaces = min(1.0, is_cut * most / size / full)
-    parts = ((1 - full, float(rate), noise), (full, replaces, noise / 2))
+    if rate == 1:
+        # All units of a group are sampled: one at their distance.
+        noise, units = noise / units, 1
+    parts = ((1 - full, float(rate), noise, units), (full, replaces, noise / 2, 1))
     return tuple(part for part in parts if part[0] > 0 and part[1] > 0)
 
 
-def _read_directions(charges: Charges) -> Iterator[tuple[Releases, int]]:
+def _read_directions(charges: Charges, units: int = 1) -> Iterator[tuple[Releases, int]]:
     """Yield the releases and a sign for each pair of neighbours that has to be looked at."""
-    smaller = read_releases(charges, 0)
-    larger = read_releases(charges, 1)
+    smaller = read_releases(charges, 0, units)
+    larger = read_releases(charges, 1, units)
     for releases in (smaller,) if smaller == larger else (smaller, larger):
         if releases:
             yield releases, 1
             yield releases, -1
 
 
-def epsilon(charges: Charges, delta: float) -> float:
-    """Return an upper bound of ε at δ of all these releases together; errors as above."""
+def epsilon(charges: Charges, delta: float, units: int = 1) -> float:
+    """Return an upper bound of ε at δ of all these releases together; errors as above.
+
+    Args:
+        charges: as of `read_releases`.
+        delta: δ.
+        units: in how many units neighbours differ, each sampled on its own.
+    """
     largest = 0.0
-    for releases, sign in _read_directions(charges):
+    for releases, sign in _read_directions(charges, units):
         if len(releases) == 1 and next(iter(releases))[0][1] == 1:
-            ((_, _, noise),) = next(iter(releases))
-            return _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
+            ((_, _, noise, _),) = next(iter(releases))
+            spent = _solve(functools.partial(_log_delta_of_gaussian, noise), delta, 1.0)
+            largest = max(largest, spent)
+            continue
         composed = Composition(releases, delta, sign)
         # Chernoff's bound of the other direction is often enough.
         if composed.bound * (1 + 1e-6) > largest:
             largest = max(largest, composed.epsilon())
     return largest
+
+
+def group_epsilon(charges: Charges, delta: float, units: int, *, independent: bool) -> float:
+    """Return the least ε at δ that may be stated for neighbours that differ in several units.
+
+    It is the ε of the mechanism where that is known. Elsewhere the bound for groups,
+    (k ε', δ' Σ e^(i ε')), is above k times ε at δ.
+
+    Args:
+        charges: as of `read_releases`.
+        delta: δ, the same for the group.
+        units: of the group, k.
+        independent: each is sampled on its own.
+    """
+    if independent or all(rate == 1 for kind in read_releases(charges) for _, rate, *_ in kind):
+        with contextlib.suppress(Unchecked):
+            return epsilon(charges, delta, units)
+    return units * epsilon(charges, delta)
 
 
 def attack_rates(charges: Charges, largest: float) -> tuple[float, float]:
@@ -273,20 +309,37 @@ class Composition:
         return _solve(self.log_delta, self.delta, max(self.bound, 1e-6))
 
 
-def _log_absence(rate: float) -> float:
-    return math.log1p(-rate) if rate < 1 else -math.inf
+def _log_weights(rate: float, units: int) -> Floats:
+    """Return the log probabilities that 0, 1, … of the units are sampled."""
+    i = np.arange(units + 1)
+    chosen = special.xlogy(i, rate) + special.xlog1py(units - i, -rate)
+    return np.asarray(np.log(special.binom(units, i)) + chosen)
 
 
-def _loss(x: Floats, rate: float, noise: float) -> Floats:
-    return np.asarray(np.logaddexp(_log_absence(rate), math.log(rate) + (x - 0.5) / noise**2))
+def _loss(x: Floats, rate: float, noise: float, units: int) -> Floats:
+    logs = enumerate(_log_weights(rate, units))
+    terms = (weight + (i * x - 0.5 * i * i) / noise**2 for i, weight in logs)
+    return functools.reduce(np.logaddexp, terms)
+
+
+def _invert(losses: Floats, rate: float, noise: float, units: int) -> Floats:
+    """Return where each loss is; below the smallest one there is nothing."""
+    if units > 1:
+        x = np.linspace(-_FAR * noise, units + _FAR * noise, _NODES)
+        return np.asarray(np.interp(losses, _loss(x, rate, noise, units), x))
+    absence = math.log1p(-rate) if rate < 1 else -math.inf
+    with np.errstate(divide="ignore"):
+        # By exp(loss) - (1 - q).
+        rest = np.log(-np.expm1(np.minimum(absence - losses, 0.0)))
+    return np.asarray(0.5 + noise**2 * (losses + rest - math.log(rate)))
 
 
 def _sample_losses(release: Release, sign: int) -> tuple[Floats, Floats]:
     losses, masses = [], []
-    for share, rate, noise in release:
-        points = 4000 + int(200 / noise + 0.2 / noise**2)
-        x = np.linspace(-_FAR * noise, 1 + _FAR * noise, points)
-        loss = _loss(x, rate, noise)
+    for share, rate, noise, units in release:
+        points = 4000 + int(units * (200 / noise + 0.2 * units / noise**2))
+        x = np.linspace(-_FAR * noise, units + _FAR * noise, points)
+        loss = _loss(x, rate, noise, units)
         mass = np.exp(-0.5 * (x / noise) ** 2 + (loss if sign == 1 else 0.0))
         losses.append(sign * loss)
         masses.append(share * mass / mass.sum())
@@ -298,19 +351,16 @@ def move_to_grid(part: Part, sign: int, h: float) -> tuple[NDArray[np.int64], Fl
 
     Losses beyond the upper end are infinite, and those beyond the lower one are rounded up.
     """
-    share, rate, noise = part
-    ends = np.array([-_FAR * noise, 1 + _FAR * noise])
-    low, high = _loss(ends, rate, noise)
+    share, rate, noise, units = part
+    ends = np.array([-_FAR * noise, units + _FAR * noise])
+    low, high = _loss(ends, rate, noise, units)
     places = np.arange(math.floor(low / h), math.ceil(high / h) + 1)
-    with np.errstate(divide="ignore"):
-        # Where each loss is, by exp(loss) - (1 - q); below the smallest one there is nothing.
-        rest = np.log(-np.expm1(np.minimum(_log_absence(rate) - h * places, 0.0)))
-    x = 0.5 + noise**2 * (h * places + rest - math.log(rate))
+    x = _invert(h * places, rate, noise, units)
     other, *absent = _masses(x / noise)
-    shifted, *present = _masses((x - 1) / noise)
-    mass = rate * shifted + (1 - rate) * other
-    end = rate * present[0] + (1 - rate) * absent[0]
-    beyond = rate * present[1] + (1 - rate) * absent[1]
+    mass, end, beyond = np.zeros_like(other), 0.0, 0.0
+    for i, weight in enumerate(np.exp(_log_weights(rate, units))):
+        shifted, before, after = _masses((x - i) / noise)
+        mass, end, beyond = mass + weight * shifted, end + weight * before, beyond + weight * after
     if sign == -1:
         places = -places[::-1]
         mass, other = other[::-1], mass[::-1]

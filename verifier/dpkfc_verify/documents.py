@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpkfc_verify.accountant import attack_rates, epsilon, round_up
-from dpkfc_verify.ledger import Ledger, Mismatch, Unchecked
+from dpkfc_verify.accountant import attack_rates, epsilon, group_epsilon, round_up
+from dpkfc_verify.ledger import EXTRA, Ledger, Mismatch, Unchecked
 
 Document = Mapping[str, Any]
 
@@ -81,13 +81,25 @@ def check_card(card: Document, ledger: Ledger) -> str:
     if unit and not differ.startswith(shown):
         text = f"the card has other neighbours than the ledger: {differ}, not {shown}"
         raise Mismatch(text[:160])
-    known = {body.get("purpose"): body["noise_multiplier"] for body, _ in ledger.kinds}
-    for kind in mechanism.get("extra_releases") or []:
-        noise = kind["noise_multiplier"]
-        if not _is_same(noise, known.get(kind["purpose"], noise)):
-            text = f"the card states another noise for {kind['purpose']} than the ledger: {noise}"
-            raise Mismatch(text[:160])
+    _compare_extra(card, ledger)
     return "plan, unit, δ, noise and number of releases are the ledger's"
+
+
+def _compare_extra(card: Document, ledger: Ledger) -> None:
+    """Check that the card has all releases beside the steps, and what they cost alone."""
+    stated = card["mechanism"].get("extra_releases") or []
+    if len(stated) != len(ledger.extra):
+        text = f"the card has {len(stated)} kinds of releases beside the steps"
+        raise Mismatch(f"{text}, and the ledger {len(ledger.extra)}")
+    for said, (kind, charges) in zip(stated, ledger.extra.items(), strict=True):
+        purpose = kind[0]
+        shown = {**dict(zip(EXTRA, kind, strict=True)), "releases": sum(n for _, n in charges)}
+        for name, known in shown.items():
+            if not _is_same(said[name], known):
+                text = f"the card states another {name.replace('_', ' ')} for {purpose}"
+                raise Mismatch(f"{text} than the ledger: {said[name]}"[:160])
+        spent = epsilon(charges, card["guarantee"]["delta"])
+        _compare_epsilon(f"card, for {purpose} alone,", "pld", said["epsilon_alone"], spent)
 
 
 def check_plan(card: Document, ledger: Ledger) -> str:
@@ -138,7 +150,21 @@ def check_rates(card: Document, ledger: Ledger) -> str:
             text = f"the card states {meaning[name]:.2%} {name.replace('_', ' ')}"
             raise Mismatch(f"{text}, and the releases allow {bound:.2%}")
     shares = round_up(100 * right, 1), round_up(100 * found, 1)
-    return "{} % right at even odds, {} % found; ε of groups is not recomputed".format(*shares)
+    return "{} % right at even odds, {} % found".format(*shares)
+
+
+def check_groups(card: Document, ledger: Ledger) -> str:
+    """Check what the card states for several units together."""
+    if not (groups := (card.get("meaning") or {}).get("groups")):
+        raise Unchecked("the card states no ε of groups")
+    promise = card["guarantee"]
+    # A federated client is sampled with all its records; the turns of groups are fixed.
+    independent = "privacy_model" not in promise and ledger.groups == 1
+    for size, entry in groups.items():
+        delta, units = promise["delta"], int(size)
+        spent = group_epsilon(ledger.charges(), delta, units, independent=independent)
+        _compare_epsilon(f"card, for {size} units,", "", entry["epsilon"], spent)
+    return f"ε for {', '.join(groups)} units is not too small"
 
 
 def check_page(card: Document, folder: Path) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 DAMAGE = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError
+# What tells apart releases beside the steps.
+EXTRA = ("purpose", "noise_multiplier", "stddev", "sensitivity")
 _FORMAT = 1
 # The end of every line, and a line of a release around what repeats from line to line. The first
 # one after a resumption has a random mark.
@@ -55,6 +57,16 @@ class Ledger:
     def steps(self) -> list[tuple[dict[str, Any], int]]:
         """Return the kinds of the steps of training."""
         return [(body, n) for body, n in self.kinds if not body.get("purpose")]
+
+    @property
+    def extra(self) -> dict[tuple[Any, ...], list[tuple[dict[str, Any], int]]]:
+        """Return the events of releases beside the steps, each with its number, by kind."""
+        found: dict[tuple[Any, ...], list[tuple[dict[str, Any], int]]] = {}
+        for body, number in self.kinds:
+            if body.get("purpose"):
+                kind = tuple(body[name] for name in EXTRA)
+                found.setdefault(kind, []).append((body["event"], number))
+        return found
 
     @property
     def groups(self) -> int:

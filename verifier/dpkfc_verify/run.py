@@ -92,6 +92,7 @@ def verify_run(
         report.check("plan", documents.check_plan, card, ledger)
         report.check("ε on the card", documents.check_epsilon, card, ledger, report.delta)
         report.check("attack rates", documents.check_rates, card, ledger)
+        report.check("several units", documents.check_groups, card, ledger)
         report.check("page of the card", documents.check_page, card, folder)
     elif (folder / "privacy_card.md").is_file() and report.verdict == HOLDS:
         report.verdict, report.reason = OPEN, "privacy_card.md has no privacy_card.json to compare"
