@@ -13,7 +13,7 @@ from dpkfc.tracking.states import BatchAxis
 from tests.gradients.loop import assert_equals_a_loop, loss_fn, record_gradients
 from tests.models import randn
 from tests.zoo.brute_force import gradients_of_each
-from tests.zoo.registry import Network
+from tests.zoo.registry import Network, parameter
 
 N, D = 5, 4
 
@@ -192,6 +192,107 @@ def test_a_head_of_ones_own_gets_the_gradient_of_each_example_in_one_pass(read):
     parts = {"layer": nn.Linear(D, D), "w": nn.Parameter(randn(3, D)), "b": nn.Parameter(randn(3))}
     model = Network(lambda m, x: read(m.layer(x), m.w, m.b), **parts).double()
     assert_one_pass_equals_a_loop(model, loss_fn, randn(N, 5, D))
+
+
+FUNCTIONS = {
+    "conv1d": ((3, 4, 3), lambda x, w: F.conv1d(x, w, w[:, 0, 0].exp(), padding=1)),
+    "conv1d, computed": ((3, 4, 3), lambda x, w: F.conv1d(x, w - w.mean((1, 2), keepdim=True))),
+    "conv1d of folded rows": ((3, 1, 2), lambda x, w: F.conv1d(x.flatten(0, 1)[:, None], w)),
+    "conv1d of groups": ((4, 2, 3), lambda x, w: torch.conv1d(x, groups=2, weight=w)),
+    "conv_transpose1d": ((4, 3, 2), lambda x, w: F.conv_transpose1d(x, w, stride=2)),
+    "conv2d": ((3, 1, 3, 2), lambda x, w: F.conv2d(x[:, None], w)),
+    "conv3d": ((3, 1, 1, 2, 2), lambda x, w: F.conv3d(x[:, None, None], w)),
+    "layer_norm": ((6,), lambda x, w: F.layer_norm(x, (6,), w, w.exp())),
+    "group_norm": ((4,), lambda x, w: F.group_norm(x, 2, w, w.exp())),
+    "instance_norm": ((4,), lambda x, w: F.instance_norm(x, weight=w, bias=w.exp())),
+    "batch_norm": (
+        (4,),
+        lambda x, w: F.batch_norm(x, x.new_zeros(4), x.new_ones(4), w, w.exp()),
+    ),
+    "rms_norm": ((6,), lambda x, w: F.rms_norm(x, (6,), w)),
+    "prelu": ((4,), lambda x, w: x.prelu(w)),
+    "cdist": ((3, 6), lambda x, w: torch.cdist(x[:, 0], w)),
+    "cdist from the left": ((3, 6), lambda x, w: torch.cdist(w.exp(), x[:, 0], p=1.0).T),
+    "addmm": ((6, 6), lambda x, w: torch.addmm(w[0], x[:, 0], w.T)),
+    "mv": ((6,), lambda x, w: x[:, 0].mv(w)[:, None]),
+    "inner": ((3, 6), lambda x, w: torch.inner(x, w)),
+    "tensordot": ((4, 6, 3), lambda x, w: torch.tensordot(x, w, ([1, 2], [0, 1]))),
+    "gather": ((7, 3), lambda x, w: w.gather(0, places_in(x[:, 0, :3]))),
+    "gather along a row": (
+        (1, 7),
+        lambda x, w: torch.gather(w.expand(len(x), 7), 1, places_in(x[:, 0])),
+    ),
+    "take_along_dim": (
+        (7, 3),
+        lambda x, w: torch.take_along_dim(w[None], places_in(x[:, 0, :3, None]), 1),
+    ),
+    "pairs of indices": ((7, 7), lambda x, w: w[places_in(x[:, 0]), places_in(x[:, 1])]),
+    "columns": ((3, 7), lambda x, w: w[:, places_in(x[:, 0])].movedim(1, 0)),
+}
+
+
+def places_in(x):
+    return (7 * x.detach().sigmoid()).long()
+
+
+@pytest.mark.parametrize(("shape", "read"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_that_reads_a_weight_is_repeated_for_each_example(shape, read):
+    torch.manual_seed(0)
+    parts = {"layer": nn.Linear(6, 6), "w": nn.Parameter(randn(*shape))}
+
+    def forward(m, x):
+        h = m.layer(x)
+        return torch.cat([read(h, m.w).flatten().unflatten(0, (len(x), -1)), h.flatten(1)], 1)
+
+    assert_one_pass_equals_a_loop(Network(forward, **parts).double(), loss_fn, randn(N, 4, 6))
+
+
+def test_an_input_that_is_changed_after_a_function_has_read_it_is_not_proved():
+    """The function has read a copy of the transposed input, which autograd keeps."""
+
+    def forward(m, x):
+        h = m.layer(x).mT
+        normed = F.group_norm(h, 2, m.w)
+        h.mul_(3)
+        return normed.flatten(1).sin().sum(1)
+
+    model = Network(forward, layer=nn.Linear(6, 4), w=parameter(4)).double()
+    x = randn(N, 3, 6)
+    tape, losses = follow_pass(call_model, model, find_layers(model), x, batch_tracker(model, x, N))
+    assert "memory that .data or .detach() shares" in tape.failure(losses).reason
+
+
+@pytest.mark.parametrize("size", [N, 2 * N])
+def test_a_weight_with_a_row_for_each_example_is_not_repeated(size):
+    """A batch of one has one row, so one example alone is no part of that call."""
+    model = Network(lambda m, x: torch.cdist(x, torch.ones(len(x), 1, 1) * m.w), w=parameter(3, 6))
+    assert_equals_a_loop(model.double(), (randn(size, 4, 6),))
+
+
+STATES = {
+    "of zeros": lambda n, w: torch.zeros(n, 6, dtype=w.dtype),
+    "of one learnt row": lambda n, w: torch.ones(n, 1, dtype=w.dtype) * w[1],
+    "of sequences": lambda n, w: torch.zeros(1, n, 6, dtype=w.dtype)[0],
+}
+
+
+@pytest.mark.parametrize("begin", STATES.values(), ids=STATES)
+def test_a_state_with_a_learnt_decay_gets_the_gradient_of_each_example_in_one_pass(begin):
+    def forward(m, x):
+        state = begin(len(x), m.w)
+        for step in m.layer(x).unbind(1):
+            state = m.w[0].sigmoid() * state + step
+        return state
+
+    parts = {"layer": nn.Linear(6, 6), "w": nn.Parameter(randn(2, 6))}
+    assert_one_pass_equals_a_loop(Network(forward, **parts).double(), loss_fn, randn(N, 4, 6))
+
+
+def test_a_learnt_state_of_another_value_in_each_place_is_not_proved():
+    model = Network(lambda m, x: (torch.arange(N)[:, None] * m.w + x).sum(1), w=parameter(6))
+    x = randn(N, 6)
+    tape, losses = follow_pass(call_model, model, find_layers(model), x, batch_tracker(model, x, N))
+    assert tape.failure(losses) is not None
 
 
 class Made(nn.Module):

@@ -1014,6 +1014,36 @@ def build_lookup_table():
             table,
         ),
         follow("gather", lambda x, i: x.gather(1, i), rows(4), rows(2, draw=ids)),
+        *places(
+            "gather of a public table",
+            lambda i: torch.arange(20.0).view(5, 4).gather(0, i),
+            (3,),
+            (0,),
+            draw=ids,
+        )[:2],
+        lose("gather of examples", lambda x, i: x.gather(0, i), rows(4), public(2, 4, draw=few)),
+        lose(
+            "scatter into a public table",
+            lambda i, x: torch.zeros(5, 4).double().scatter_add(0, i, x),
+            rows(4, draw=ids),
+            rows(4),
+        ),
+        follow("take", lambda i: torch.arange(20.0).take(i), rows(2, draw=ids)),
+        lose("take of the examples", lambda x, i: x.take(i), rows(4), rows(2, draw=ids)),
+        follow("searchsorted", lambda x, y: torch.searchsorted(x.sort(1)[0], y), rows(4), rows(2)),
+        *places("searchsorted of public", lambda y: torch.searchsorted(torch.rand(4) * 0 + 0.5, y)),
+        lose(
+            "searchsorted of all examples",
+            lambda x, y: torch.searchsorted(x.sort()[0], y),
+            rows(),
+            rows(2),
+        ),
+        lose(
+            "searchsorted along the examples",
+            lambda x, y: torch.searchsorted(x, y),
+            batched(N, (2,), 1),
+            batched(N, (2,), 1),
+        ),
         follow("scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)),
         follow(
             "scatter a number", lambda i: torch.zeros(N, 4).scatter_(1, i, 1.0), rows(1, draw=ids)

@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from dpkfc.gradients.autograd_graph import pull_rows
 from dpkfc.gradients.layers import name_arguments, tensors_of
+from dpkfc.gradients.repeated_use import RepeatedUse
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.tensors import Tensors
-from dpkfc.tracking.batch_rules import split_names
-from dpkfc.tracking.states import PARAMETRIC, BatchAxis, example_first
+from dpkfc.tracking.batch_rules import are_places_equal, split_names
+from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, example_first
 from dpkfc.tracking.tracker import Tracker
 
 _ELEMENTWISE = split_names(
@@ -39,6 +40,12 @@ _ELEMENTWISE = split_names(
 _BATCHED_PRODUCTS = split_names("matmul imatmul rmatmul bmm scaled_dot_product_attention cdist")
 _LOOKUPS = split_names("getitem index_select")
 _WEIGHT_USES = _LOOKUPS | split_names("linear embedding matmul mm rmatmul")
+# Functions that are repeated for each example; the first ones read a table.
+_SELECTING = split_names("getitem gather take_along_dim")
+_REPEATED = _SELECTING | split_names(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm group_norm "
+    "instance_norm batch_norm rms_norm prelu cdist addmm baddbmm mv inner tensordot"
+)
 _SPREADING = split_names("expand expand_as broadcast_to repeat tile repeat_interleave")
 # How many trailing dimensions do not broadcast.
 _TRAILING = {**dict.fromkeys(_ELEMENTWISE, 0), **dict.fromkeys(_BATCHED_PRODUCTS, 2)}
@@ -165,15 +172,15 @@ class WeightUse:
 
 @dataclass(frozen=True)
 class ComputedWeightUse:
-    """A matrix or a bias that was computed from parameters alone, and read as a `WeightUse` is.
+    """A tensor that was computed from parameters alone, and read as one of the other uses is.
 
     Attributes:
-        source: the matrix or the bias.
+        source: the tensor.
         use: where it was read; it has the name "" there.
     """
 
     source: Tensor
-    use: WeightUse
+    use: WeightUse | RepeatedUse
 
     @property
     def edge(self) -> GradientEdge:
@@ -202,7 +209,7 @@ class SharedUses:
     tracker: Tracker
     names: Mapping[int, str]
     meetings: list[Meeting] = field(default_factory=list)
-    weights: list[WeightUse] = field(default_factory=list)
+    weights: list[WeightUse | RepeatedUse] = field(default_factory=list)
     _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -225,6 +232,10 @@ class SharedUses:
             args, kwargs = self._expand_rows(args, kwargs, _TRAILING[name])
         if name == "einsum":
             args = self._expand_einsum(*args)
+        if name in _REPEATED:
+            used = self._repeat(function, name, args, kwargs)
+            if used is not None:
+                return used
         return function(*args, **kwargs)
 
     def _transpose(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -291,15 +302,25 @@ class SharedUses:
             return args, kwargs
 
         def expand(x: Tensor) -> Tensor:
-            shape = _broadcast_shape(x, rank)
-            is_shared = self.tracker.state(x) is PARAMETRIC and shape[axis.dim] == 1
-            if not is_shared or x.dim() < trailing:
+            if self.tracker.state(x) is not PARAMETRIC or x.dim() < trailing:
                 return x
+            if _broadcast_shape(x, rank)[axis.dim] != 1:
+                own = axis.shift(x.dim() - rank)
+                # A state that began as equal public rows.
+                if not self._has_equal_rows(x, own):
+                    return x
+                x = x.narrow(own.dim, 0, 1)
             rows = expand_rows(x, rank, axis.dim, axis.length(self.tracker.size))
             self._add(x, rows, axis)
             return rows
 
         return tree_map_only(Tensor, expand, (args, kwargs))
+
+    def _has_equal_rows(self, x: Tensor, axis: BatchAxis) -> bool:
+        """Return whether a tensor of parameters has one row for each example, all of them equal."""
+        size = self.tracker.size
+        is_row = axis.length(1) == 1 and x.shape[axis.dim] == size
+        return is_row and are_places_equal(x, axis, size)
 
     def _expand_einsum(self, equation: Any, *operands: Any) -> tuple[Any, ...]:
         """Return the arguments of `einsum` with one row per example in place of shared tensors."""
@@ -343,8 +364,21 @@ class SharedUses:
             return None
         if x.is_floating_point() and axis.dim >= x.dim() - 1:
             return None
-        covered = [*read, *product.given]
-        covered += [p._base for p in covered if p._base is not None]
+        result, output_axis = self._call_covered([*read, *product.given], function, args, kwargs)
+        if output_axis is None or result.grad_fn is None:
+            self.tracker.fail(name, "a trainable matrix is used outside its layer")
+            return result
+        names = {id(p): self.names[id(p)] for p in read if id(p) in self.names}
+        product = replace(product, input=x.detach())
+        edge = get_gradient_edge(result)
+        self._note_use(WeightUse(product, names, axis, output_axis, edge), computed)
+        return result
+
+    def _call_covered(
+        self, tensors: Sequence[Tensor], function: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, BatchAxis | None]:
+        """Call a function with tensors of parameters as public ones; return its axis too."""
+        covered = [*tensors, *(p._base for p in tensors if p._base is not None)]
         outputs = list[Tensor]()
         self.tracker.cover(covered)
         try:
@@ -352,18 +386,57 @@ class SharedUses:
             outputs.append(result)
         finally:
             self.tracker.uncover(covered, outputs)
-        output_axis = self.tracker.axis(result)
-        if output_axis is None or result.grad_fn is None:
-            self.tracker.fail(name, "a trainable matrix is used outside its layer")
-            return result
-        names = {id(p): self.names[id(p)] for p in read if id(p) in self.names}
-        product = replace(product, input=x.detach())
-        use = WeightUse(product, names, axis, output_axis, get_gradient_edge(result))
-        if names:
+        return result, self.tracker.axis(result)
+
+    def _note_use(self, use: WeightUse | RepeatedUse, computed: Sequence[Tensor]) -> None:
+        """Note a use of parameters, and of tensors that were computed from parameters."""
+        if use.names:
             self.weights.append(use)
         for p in computed:
             if p.requires_grad:
                 self.meetings.append(ComputedWeightUse(p, replace(use, names={id(p): ""})))
+
+    def _repeat(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function that is repeated for each example and note it, or return None."""
+        values, spec = tree_flatten((args, kwargs))
+        states = [self.tracker.state(x) for x in values]
+        axes = {i: state for i, state in enumerate(states) if isinstance(state, BatchAxis)}
+        read = {i: values[i] for i, state in enumerate(states) if state is PARAMETRIC}
+        kinds = {*map(type, states)} - {type(None)}
+        if kinds != {BatchAxis, Parametric}:
+            return None
+        trained = [*read.values()]
+        computed = [p for p in trained if id(p) not in self.names]
+        limited = trained if name in _SELECTING else computed
+        if sum(p.numel() for p in limited) > _SMALL or len({*map(id, trained)}) < len(trained):
+            return None
+        batched = [(values[i].detach(), axis) for i, axis in axes.items()]
+        result, output_axis = self._call_covered(trained, function, args, kwargs)
+        if output_axis is None or result.grad_fn is None:
+            self.tracker.fail(name, "a trainable parameter is used outside its layer")
+            return result
+        places = [*axes, *read]
+        public = [None if i in places else x for i, x in enumerate(values)]
+
+        def compute(example: Sequence[Tensor], *parameters: Tensor) -> list[Tensor]:
+            given = list(public)
+            for i, x in zip(places, (*example, *parameters), strict=True):
+                given[i] = x
+            own_args, own_kwargs = tree_unflatten(given, spec)
+            return [function(*own_args, **own_kwargs)]
+
+        names = {id(p): self.names[id(p)] for p in trained if id(p) in self.names}
+        edge = get_gradient_edge(result)
+        use = RepeatedUse(compute, trained, batched, names, output_axis, edge)
+        self.tracker.pause()
+        try:
+            fits = use.fits(result, self.tracker.size)
+        finally:
+            self.tracker.resume()
+        if not fits:
+            self.tracker.fail(name, "an example alone gives another shape")
+            return result
+        self._note_use(use, computed)
         return result
 
     def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:

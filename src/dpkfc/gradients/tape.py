@@ -53,6 +53,7 @@ from dpkfc.gradients.recorded_call import (
     find_edge,
     find_whole_base,
 )
+from dpkfc.gradients.repeated_use import RepeatedUse
 from dpkfc.gradients.shared_uses import Meeting, SharedUses, WeightUse, pull_back
 from dpkfc.rng_state import all_states, has_drawn
 from dpkfc.tensors import Tensors
@@ -101,7 +102,7 @@ class Tape:
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
         self._meetings: Sequence[Meeting] = ()
-        self._weights: Sequence[WeightUse] = ()
+        self._weights: Sequence[WeightUse | RepeatedUse] = ()
         self._records: list[RecordedCall] = []
         self.output_dtypes: set[torch.dtype] = set()
         self._hidden: dict[str, Layer] = {}

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
+from dpkfc.gradients.repeated_use import differentiate_again
 from dpkfc.gradients.shared_uses import sum_copies
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, raise_precision
 from dpkfc.tracking.states import BatchAxis, example_first, one_example_a_row
@@ -280,22 +280,16 @@ class Other:
             if g is not None:
                 arrived[place] = one_example_a_row(g, self.output_axes[place], run.size)
 
-        def differentiate(example: list[Tensor], gradients: list[Tensor]) -> Any:
-            def compute(*trained: Tensor) -> list[Tensor]:
-                known = {x: run.tensors[x] for x in self.public}
-                known |= dict(zip(self.axes, example, strict=True))
-                known |= {x.node: y for x, y in zip(self.operands, trained, strict=True)}
-                args, kwargs = fx.node.map_arg(self.args, known.__getitem__)
-                result = self.function(*args, **kwargs)
-                every = result if isinstance(result, (list, tuple)) else [result]
-                return [every[place] for place in arrived]
+        def compute(example: Sequence[Tensor], *trained: Tensor) -> list[Tensor]:
+            known = {x: run.tensors[x] for x in self.public}
+            known |= dict(zip(self.axes, example, strict=True))
+            known |= {x.node: y for x, y in zip(self.operands, trained, strict=True)}
+            args, kwargs = fx.node.map_arg(self.args, known.__getitem__)
+            result = self.function(*args, **kwargs)
+            every = result if isinstance(result, (list, tuple)) else [result]
+            return [every[place] for place in arrived]
 
-            results, pull, *_ = torch.func.vjp(compute, *values)
-            starts = [g.to(y.dtype) for g, y in zip(gradients, results, strict=True)]
-            return pull(starts)
-
-        with torch.enable_grad():
-            found = torch.vmap(differentiate)(rows, list(arrived.values()))
+        found = differentiate_again(compute, values, rows, list(arrived.values()))
         place = [x is operand for x in self.operands].index(True)
         return raise_precision(found[place].detach())
 

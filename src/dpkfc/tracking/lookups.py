@@ -13,7 +13,7 @@ from dpkfc.tracking.states import BatchAxis
 from dpkfc.tracking.trailing import common_axis
 
 
-@rule_for("embedding")
+@rule_for("embedding take")
 def _embedding(operation: Operation) -> Answer:
     weight, ids = operation.args[:2]
     is_public = not operation.is_batched(weight)
@@ -50,6 +50,9 @@ def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
     axis = common_axis(operation, tensors, "it pairs different examples")
     is_other_dim = axis.dim != dimension_of(operation, tensors[0])
+    if "scatter" not in operation.name and not operation.is_batched(tensors[0]):
+        if not is_other_dim:
+            return axis
     operation.require(is_other_dim, "it reads along the batch axis")
     have_examples = all(operation.has_length(x, axis) for x in tensors)
     operation.require(have_examples, "its operands have different numbers of examples")

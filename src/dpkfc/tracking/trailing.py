@@ -77,6 +77,17 @@ def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> An
     return axis
 
 
+@rule_for("searchsorted")
+def _searchsorted(operation: Operation) -> Answer:
+    boundaries, values = operation.args[:2]
+    if boundaries.dim() > 1:
+        return _trailing(1)(operation)
+    others = [x for x in operation.tensors if x is not values]
+    are_public = not any(map(operation.is_batched, others))
+    operation.require(are_public, "every entry is compared with the entries of all examples")
+    return operation.axis(values)
+
+
 @rule_for("linalg_cross")
 def _cross(operation: Operation) -> Answer:
     y = operation.result
