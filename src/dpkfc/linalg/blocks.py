@@ -138,26 +138,37 @@ class _Block:
         dimensions: positions T, input features and output features of a matrix-shaped layer whose
             norm method is chosen, None for others.
         settings: of a convolution, None for others.
-        matrix: the block itself if it has `dimensions`, else None.
     """
 
     kind: ClassVar[str | None] = None
     dimensions: Any = None
     settings: Any = None
-    matrix: Any = None
 
-    def select(self: _Form, rows: RowIndex) -> _Form:
-        """Return the block of the examples start … stop, or of a mask."""
+    def _map_tensors(self: _Form, function: Callable[[Tensor], Tensor]) -> _Form:
+        """Return the block with the values of a function in place of its tensors."""
         block: Any = self
-        size = max(1, block.batch_size)
-        parts = {}
+        parts: dict[str, Any] = {}
         for field in fields(block):
             x = getattr(block, field.name)
             if isinstance(x, Tensor):
-                each = len(x) // size
-                parts[field.name] = x[_repeat(rows, each)]
-        selected: _Form = replace(block, **parts)
-        return selected
+                parts[field.name] = function(x)
+            elif isinstance(x, _Block):
+                parts[field.name] = x._map_tensors(function)
+        mapped: _Form = replace(block, **parts)
+        return mapped
+
+    def select(self: _Form, rows: RowIndex) -> _Form:
+        """Return the block of the examples start … stop, or of a mask."""
+        size = max(1, self.batch_size)
+        return self._map_tensors(lambda x: x[_repeat(rows, len(x) // size)])
+
+    def merge_rows(self: Any, count: int, size: int) -> Any:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        return self._map_tensors(lambda x: _merge_positions(x, count, size, self.groups))
+
+    def double(self: _Form) -> _Form:
+        """Return the block in float64."""
+        return self._map_tensors(lambda x: x.double() if x.is_floating_point() else x)
 
     def sum_by_row(self: Any, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return `weighted_sum` as a sparse tensor of its rows that are not zero."""
@@ -296,11 +307,6 @@ class Outer(_Block):
         """Return positions T, input features d_in and output features d_out."""
         return self.a.shape[1], self.d_in, self.d_out
 
-    @property
-    def matrix(self) -> Outer:
-        """Return the block itself."""
-        return self
-
     def outer(self) -> Outer:
         """Return the block itself."""
         return self
@@ -316,21 +322,10 @@ class Outer(_Block):
         a = _append_ones(self.a)
         return Outer(a, self.b, self.groups)
 
-    def double(self) -> Outer:
-        """Return the block in float64."""
-        a = self.a.double()
-        return replace(self, a=a, b=self.b.double())
-
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         inputs = self.explicit().a
         return torch.bmm(self.b.mT, inputs)
-
-    def merge_rows(self, count: int, size: int) -> Outer:
-        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        a = _merge_positions(self.a, count, size, self.groups)
-        b = _merge_positions(self.b, count, size, self.groups)
-        return replace(self, a=a, b=b)
 
     def join(self, others: Sequence[Any]) -> Outer:
         """Return several uses of one layer as one block, with their positions concatenated."""
@@ -532,12 +527,6 @@ class Lookup(_Block):
         ids = self.ids.unsqueeze(-1).expand_as(self.b)
         return total.scatter_add_(1, ids, self.b)
 
-    def merge_rows(self, count: int, size: int) -> Lookup:
-        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        ids = _merge_positions(self.ids, count, size)
-        b = _merge_positions(self.b, count, size)
-        return replace(self, ids=ids, b=b)
-
     def join(self, others: Sequence[Any]) -> Lookup:
         """Return several uses of one table as one block, with their positions concatenated."""
         uses = [self, *others]
@@ -612,10 +601,6 @@ class Lookup(_Block):
 
         entries = self.b.shape[1] * self.d_out
         return self.map_examples(multiply, k * entries, shape=(k,))
-
-    def double(self) -> Lookup:
-        """Return the block in float64."""
-        return replace(self, b=self.b.double())
 
 
 @dataclass(frozen=True)
@@ -742,16 +727,6 @@ class Tied(_Block):
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
         return self.lookup.add_per_example(self.outer.per_example())
 
-    def select(self, rows: RowIndex) -> Tied:
-        """Return the block of the examples start … stop."""
-        lookup = self.lookup.select(rows)
-        return Tied(lookup, self.outer.select(rows))
-
-    def merge_rows(self, count: int, size: int) -> Tied:
-        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        lookup = self.lookup.merge_rows(count, size)
-        return Tied(lookup, self.outer.merge_rows(count, size))
-
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[V, d]`."""
         total = self.outer.weighted_sum(weights, excluded)
@@ -777,10 +752,6 @@ class Tied(_Block):
             gradients = self.select(rows).double().per_example()
             total += gradients.square().sum(0)
         return total
-
-    def double(self) -> Tied:
-        """Return the block in float64."""
-        return Tied(self.lookup.double(), self.outer.double())
 
 
 @dataclass(frozen=True)
@@ -828,10 +799,6 @@ class MaterializedGradients(_Block):
         rows = g.reshape(len(weights), self.num_entries)
         total = weights.to(g.dtype) @ rows
         return total.view(-1, g.shape[-1])
-
-    def iterate_flat(self) -> Iterator[Tensors]:
-        """Yield the gradients `[N, numel]` once."""
-        yield {"": self.flatten()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -907,11 +874,6 @@ class ConvBlock(_Block):
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
         return self.positions, self.d_in, self.d_out
-
-    @property
-    def matrix(self) -> ConvBlock:
-        """Return the block itself."""
-        return self
 
     def merge_rows(self, count: int, size: int) -> ConvBlock:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
