@@ -39,13 +39,13 @@ def refuse_foreign_checkpoint(
     """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
 
     Args:
-        folder: where a session is about to write.
-        releases: the releases in the ledger that the session neither made nor restored.
-        is_own: whether the session's ledger had a head after a number of releases.
+        folder: where a session or a server is about to write.
+        releases: the releases in the ledger that it neither made nor restored.
+        is_own: whether its ledger had a head after a number of releases.
 
     Raises:
         CheckpointError: the folder holds a checkpoint, or parts of one. A checkpoint that knows of
-            later releases is the session's own.
+            later releases is its own.
     """
     if not releases or not exists(folder):
         return
@@ -56,7 +56,7 @@ def refuse_foreign_checkpoint(
             return
     raise CheckpointError(
         f"the ledger holds {releases} releases from before this session, so {folder} stays as it"
-        " is; go on with session.restore(), or save into another folder"
+        " is; go on with restore(), or save into another folder"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dpkfc.app import picture_style, results, training_loop
+from dpkfc.app import picture_style, results, train, training_loop
 from dpkfc.app.demo import COMPARED, demo
 from dpkfc.app.doctor import load_target
 from dpkfc.app.html.contents import read_all
@@ -152,6 +152,25 @@ def test_an_interrupted_run_is_continued(tmp_path, monkeypatch, act):
     assert steps == sorted(set(steps)) and {0, 1, 2, 4} <= set(steps)
     with pytest.raises(ConfigError, match="is complete"):
         resume(tmp_path / "run")
+
+
+def test_a_run_is_resumed_while_another_process_ends_it(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 1, _raise)
+        run(_config(tmp_path / "run"))
+    prepare_on_all = train._prepare_on_all
+
+    def prepare_late(*args, **options):
+        monkeypatch.setattr(train, "_prepare_on_all", prepare_on_all)
+        with monkeypatch.context() as patched:
+            _stop_after(patched, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            assert resume(tmp_path / "run").steps == 3
+        return prepare_on_all(*args, **options)
+
+    monkeypatch.setattr(train, "_prepare_on_all", prepare_late)
+    assert resume(tmp_path / "run").steps == 4
+    rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
+    assert [row["step"] for row in rows if row["step"] > 1] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

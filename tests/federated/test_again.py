@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dpkfc import KFAC, FeatureNoise
-from dpkfc.federated import SecureAggregation, TrustedServer, simulation
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.federated import SecureAggregation, Server, TrustedServer, simulation
 from dpkfc.federated.app import App
 from dpkfc.federated.simulation import federate, run_round
 from dpkfc.privacy.ledger import BudgetExhausted, verify
@@ -51,6 +52,23 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path):
     assert (tmp_path / "ledger.jsonl").exists() and run.server.ledger.count == 4
     with pytest.raises(BudgetExhausted, match="nothing was sent"):
         app().run_here(folder=tmp_path)
+
+
+def test_a_server_that_begins_anew_on_its_ledger_replaces_no_checkpoint(tmp_path):
+    plan = plan_of(privacy=TrustedServer(), rounds=4)
+    common = {"ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+
+    def stop(record, run):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        federate(plan, head(), loss_fn, datasets(), on_round=stop, **common)
+    server = Server(plan, head(), ledger_path=common["ledger_path"])
+    with pytest.raises(CheckpointError, match=r"from before this session.*go on with restore\(\)"):
+        server.save(common["checkpoint"])
+    server.restore(common["checkpoint"])
+    server.save(common["checkpoint"])
+    server.close()
 
 
 def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path, monkeypatch):

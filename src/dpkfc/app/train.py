@@ -367,6 +367,9 @@ def _train(
     with session:
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
+            if ranks.is_rank0 and folder.metrics.is_file():
+                # Another process may have gone on until this one had the ledger.
+                metrics = Metrics.read(folder.metrics)
             is_spent = session.steps_done >= plan.steps
             if is_spent and ranks.broadcast_from_rank0(lambda: folder.is_complete, "results"):
                 raise ConfigError(

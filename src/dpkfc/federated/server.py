@@ -97,6 +97,8 @@ class Server(PartyModel):
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
         self._weights = ReleasedWeights(model)
+        # Releases of earlier runs in the ledger; 0 after `restore`.
+        self._unrestored_releases = self.ledger.count
         if budget is not None:
             budget.charge_on_begin(plan, self.ledger)
 
@@ -453,12 +455,16 @@ class Server(PartyModel):
 
         Raises:
             RuntimeError: a round is open.
-            CheckpointError: the folder cannot be written.
+            CheckpointError: a folder that cannot be written, or a checkpoint that this server did
+                not continue from.
         """
         if self._open is not None:
             raise RuntimeError(
                 "a round is open, and a checkpoint holds no messages; close the round first"
             )
+        resume_checks.refuse_foreign_checkpoint(
+            folder, self._unrestored_releases, self.ledger.contains
+        )
         groups = {
             "model": unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
@@ -509,6 +515,7 @@ class Server(PartyModel):
             self.model.load_state_dict(tensors["model"], strict=False)
             self._weights = ReleasedWeights(self.model, meta.get("accepted", ()))
             self._weights.record()
+        self._unrestored_releases = 0
         self._delivery.forget()
         return meta["extra"]
 

@@ -378,8 +378,8 @@ class Tape:
         first = next(iter(hidden.values()))
         return Unknown(
             f"layer '{first.display_name}'",
-            "it is called with gradients disabled; checkpoints need use_reentrant=False "
-            "(in transformers by gradient_checkpointing_kwargs)",
+            "called without gradients: leave torch.no_grad(); checkpoints need "
+            "use_reentrant=False (transformers: gradient_checkpointing_kwargs)",
         )
 
     def check_enabled(self) -> None:
