@@ -14,8 +14,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 317_210,
-    "app": 126_023,
+    "core": 317_190,
+    "app": 126_025,
     "papers": 93_088,
     "benchmarks": 52_120,
 }

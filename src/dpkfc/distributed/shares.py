@@ -40,7 +40,11 @@ def check_shares(
     Raises:
         ValueError: on every process, naming the process and the fix.
     """
-    names = [] if isinstance(facts, bool) else [facts] if isinstance(facts, str) else list(facts)
+    names = []
+    if isinstance(facts, str):
+        names = [facts]
+    elif not isinstance(facts, bool):
+        names = list(facts)
     parts = [_part(name) for name in names or _name_rows(data)]
     shares = ranks.all_gather((records, parts))
     for rank, (count, _) in enumerate(shares):

@@ -123,7 +123,8 @@ def _has_equal_rows(
     """
     if layer.rule != "fallback" or call.kinds & {Parametric, Unknown}:
         return False
-    size, rank = tracker.size, max((x.dim() for x in call.tensors), default=0)
+    size = tracker.size
+    rank = max((x.dim() for x in call.tensors), default=0)
     for x in outputs:
         has_rows = x.dim() >= rank and len(x) == size and tracker.state(x) is None
         if not has_rows or not are_places_equal(x, BatchAxis(0), size):

@@ -327,7 +327,7 @@ class Replica:
             if variable.now is not variable.before:
                 write(variable.place, variable.key, variable.before)
         self._restore_generators()
-        self._objects_after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
+        self._objects_after = self._read_objects()
         self._switch(0, self._objects)
         for key, before in self._kept.items():
             x, _ = self._copies[key]
@@ -349,8 +349,8 @@ class Replica:
                     write(variable.place, variable.key, variable.before)
                 del self._variables[key]
         objects = {}
-        for number, before in self._objects.items():
-            now = attributes_of(self._copies[number][0])
+        for number, now in self._read_objects().items():
+            before = self._objects[number]
             equal = {}
             for name, value in before.items():
                 if self._is_as_before(value, now.get(name, NOTHING)):
@@ -394,12 +394,16 @@ class Replica:
     @contextmanager
     def suspend(self) -> Iterator[None]:
         """Run the body with the attributes that modules and objects had."""
-        after = {key: attributes_of(self._copies[key][0]) for key in self._objects}
+        after = self._read_objects()
         self._switch(0, self._objects)
         try:
             yield
         finally:
             self._switch(1, after)
+
+    def _read_objects(self) -> dict[int, dict[str, Any]]:
+        """Return the present attributes of objects, by id."""
+        return {key: attributes_of(self._copies[key][0]) for key in self._objects}
 
     def _switch(self, which: int, objects: Objects) -> None:
         """Give modules the attributes that they had (0) or their own (1), and objects these."""

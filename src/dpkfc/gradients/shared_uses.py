@@ -355,12 +355,15 @@ class SharedUses:
             return None
         x, weight = product.input, product.weight
         axis = self.tracker.axis(x)
-        states = {id(p): self.tracker.state(p) for p in (weight, product.bias)}
-        read = [p for p in (weight, product.bias) if states[id(p)] is PARAMETRIC]
-        computed = [p for p in read if id(p) not in self.names]
-        if axis is None or not read or not {*states.values()} <= {None, PARAMETRIC}:
+        both = (weight, product.bias)
+        read = [p for p in both if self.tracker.state(p) is PARAMETRIC]
+        others = [p for p in both if self.tracker.state(p) is not None]
+        if axis is None or not read or len(others) > len(read):
             return None
-        if sum(p.numel() for p in (read if name in _LOOKUPS else computed)) > _SMALL:
+        computed = [p for p in read if id(p) not in self.names]
+        # What is formed for every example.
+        formed = read if name in _LOOKUPS else computed
+        if sum(p.numel() for p in formed) > _SMALL:
             return None
         if x.is_floating_point() and axis.dim >= x.dim() - 1:
             return None
@@ -379,7 +382,7 @@ class SharedUses:
     ) -> tuple[Any, BatchAxis | None]:
         """Call a function with tensors of parameters as public ones; return its axis too."""
         covered = [*tensors, *(p._base for p in tensors if p._base is not None)]
-        outputs = list[Tensor]()
+        outputs: list[Tensor] = []
         self.tracker.cover(covered)
         try:
             result = function(*args, **kwargs)
@@ -441,7 +444,6 @@ class SharedUses:
 
     def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:
         """Return what a function is asked to multiply or look up, None where no rule is known."""
-        bias = None
         if name == "embedding":
             given = name_arguments(_EMBEDDING, args, kwargs)
             if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
@@ -451,21 +453,23 @@ class SharedUses:
                 padding %= len(given["weight"])
             return _Product(given["input"], given["weight"], padding=padding)
         if name in _LOOKUPS:
-            values = list(args) + list(kwargs.values())
-            weight, ids = values[0], values[-1]
+            values = [*args, *kwargs.values()]
+            weight, *dim, ids = values
             is_lookup = isinstance(ids, Tensor) and ids.dtype in (torch.long, torch.int)
-            return _Product(ids, weight) if is_lookup and values[1:-1] in ([], [0]) else None
+            # `index_select` also names an axis: the first one holds the rows.
+            return _Product(ids, weight) if is_lookup and dim in ([], [0]) else None
+        bias = None
         if name == "linear":
             given = name_arguments(("input", "weight", "bias"), args, kwargs)
             x, matrix, bias = given["input"], given["weight"], given.get("bias")
             if bias is not None and bias.shape != matrix.shape[:-1]:
                 return None
-        else:
-            if len(args) < 2:
-                return None
+        elif len(args) < 2:
+            return None
+        elif name == "rmatmul":
             matrix, x = args[:2]
-            if name in ("matmul", "mm"):
-                x, matrix = args[:2]
+        else:
+            x, matrix = args[:2]
         _, weight = self._transposed.get(id(matrix), (matrix, matrix))
         if not isinstance(x, Tensor) or weight.dim() > 2:
             return None

@@ -60,11 +60,13 @@ class _Zeros:
 
     def make(self, size: int) -> Tensor:
         """Return zeros for so many examples, which take the memory of one number."""
-        shape = [size * (n // P) if n and n % P == 0 else n for n in self.shape]
+        shape = list(self.shape)
+        of_examples = [dim for dim, n in enumerate(shape) if n and n % P == 0]
+        for dim in of_examples:
+            shape[dim] = size * (shape[dim] // P)
         zeros = torch.zeros((), dtype=self.like.dtype, device=self.like.device).expand(shape)
-        for dim, n in enumerate(self.shape):
-            if n and n % P == 0:
-                torch._dynamo.maybe_mark_dynamic(zeros, dim)
+        for dim in of_examples:
+            torch._dynamo.maybe_mark_dynamic(zeros, dim)
         return zeros.requires_grad_()
 
 

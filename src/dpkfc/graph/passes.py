@@ -238,7 +238,8 @@ def _block(layer: Layer, sites: Sequence[Any], run: Pass) -> Any:
         lookups = [x.lookup(run) for x in sites if isinstance(x, Embedding)]
         outers = [x.outer(run, has_bias=False) for x in sites if isinstance(x, Product)]
         return tie_uses(layer, lookups, outers, run.size)
-    has_weight, has_bias = (role in layer.parameters for role in ("weight", "bias"))
+    has_weight = "weight" in layer.parameters
+    has_bias = "bias" in layer.parameters
     blocks: list[Any] = []
     for site in sites:
         if isinstance(site, Product):
@@ -300,19 +301,22 @@ def _program(
         ended.update(dict.fromkeys(outputs.values()))
     computed = dict.fromkeys(operand.node for _, operand in parts if operand.parameter is None)
     kept.update(computed)
+    tensors = list(kept)
+    ends = list(ended)
     if compiles:
-        run = compile_graph(own, list(kept), list(ended), list(computed), proof.values)
-        return _Program(run, list(kept), list(ended), whole, parts)
-    choose_pooling(graph)
-    edges = []
-    for node in ended:
-        with graph.inserting_after(node):
-            edges.append(graph.call_function(find_edge, (node,)))
-    output = graph.output_node()
-    (losses,) = output.all_input_nodes
-    output.args = ((losses, list(kept), edges),)
-    own.module.recompile()
-    return _Program(own.module.forward, list(kept), list(ended), whole, parts)
+        run = compile_graph(own, tensors, ends, list(computed), proof.values)
+    else:
+        choose_pooling(graph)
+        edges = []
+        for node in ends:
+            with graph.inserting_after(node):
+                edges.append(graph.call_function(find_edge, (node,)))
+        output = graph.output_node()
+        (losses,) = output.all_input_nodes
+        output.args = ((losses, tensors, edges),)
+        own.module.recompile()
+        run = own.module.forward
+    return _Program(run, tensors, ends, whole, parts)
 
 
 def find_edge(x: Tensor) -> Any:
@@ -361,27 +365,26 @@ def _sources(node: fx.Node) -> set[str]:
 
 def _makes_block(layer: Layer, uses: dict[str, list[tuple[AnySite, Operand]]]) -> bool:
     """Return whether all uses of a layer's parameters are of the form of its block."""
-    roles = list(uses)
-    first, *others = [[site for site, _ in several] for several in uses.values()]
-    sites: list[Any] = first
-    numbers = [*map(id, sites)]
-    is_used_once_each = len(set(numbers)) == len(numbers)
-    if not sites or not is_used_once_each:
-        return False
-    # Weight and bias belong to the same operations.
-    if any([*map(id, other)] != numbers for other in others):
-        return False
+    numbers: list[int] = []
+    sites: list[Any] = []
+    for several in uses.values():
+        sites = [site for site, _ in several]
+        own = [*map(id, sites)]
+        # Weight and bias belong to the same operations, and each operation reads them once.
+        if not own or len(set(own)) < len(own) or (numbers and own != numbers):
+            return False
+        numbers = own
     if layer.rule == "linear":
         if not all(isinstance(x, Product) and (x.bias is None or x.is_left) for x in sites):
             return False
-        if "weight" not in roles:
+        if "weight" not in uses:
             return all(x.weight is None for x in sites)
         return all(x.reads_parameter(transposed=layer.transposed) for x in sites)
     if layer.rule == "conv":
         return all(isinstance(x, Convolution) for x in sites)
     if layer.rule == "embedding":
         return all(map(_reads_rows, sites))
-    if layer.rule == "tied" and roles == ["weight"]:
+    if layer.rule == "tied" and [*uses] == ["weight"]:
         products = [x for x in sites if not _reads_rows(x)]
         return all(isinstance(x, Product) and x.reads_parameter(transposed=False) for x in products)
     return False

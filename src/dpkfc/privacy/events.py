@@ -114,11 +114,13 @@ def has_no_noise(event: DpEvent) -> bool:
     """
     import dp_accounting
 
-    return any(
-        isinstance(part, dp_accounting.NonPrivateDpEvent)
-        or ((is_gaussian(part) or is_truncated(part)) and part.noise_multiplier < NEGLIGIBLE_NOISE)
-        for part in events_in(event)
-    )
+    for part in events_in(event):
+        if isinstance(part, dp_accounting.NonPrivateDpEvent):
+            return True
+        has_scale = is_gaussian(part) or is_truncated(part)
+        if has_scale and part.noise_multiplier < NEGLIGIBLE_NOISE:
+            return True
+    return False
 
 
 def convolutions(event: DpEvent) -> int:

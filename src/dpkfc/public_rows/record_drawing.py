@@ -199,11 +199,13 @@ class RecordDrawer:
                 # Numbers of [0, 1], as probabilities are.
                 draw = self.generator.random
             return torch.as_tensor(draw(shape)).to(dtype)
-        is_flag = dtype == torch.bool
-        least = 1 if self.integers == "ones" and not is_flag else 0
-        bound = 4 if self.integers == "tokens" and shape and not is_flag else 2
+        if dtype == torch.bool:
+            flags = self.generator.integers(0, 2, size=shape)
+            return torch.as_tensor(flags).to(dtype)
+        least = 1 if self.integers == "ones" else 0
+        bound = 4 if self.integers == "tokens" and shape else 2
         values = self.generator.integers(least, bound, size=shape)
-        if shape and not is_flag:
+        if shape:
             # A mask of zeros alone attends to nothing, and then to padding as much as to a record.
             first = values[..., :1]
             np.maximum(first, 1, out=first)

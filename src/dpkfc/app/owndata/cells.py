@@ -276,7 +276,9 @@ def category_name(text: str, form: NumberForm | None = None) -> str:
     if parts is None or not math.isfinite(value):
         return number_text(value)
     sign, whole, fraction = parts.groups()
-    digits = f"{whole or '0'}.{fraction}" if fraction else whole or "0"
+    digits = whole or "0"
+    if fraction:
+        digits += f".{fraction}"
     return f"-{digits}" if sign == "-" and digits != "0" else digits
 
 
