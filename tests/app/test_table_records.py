@@ -1,7 +1,9 @@
 """Records of a table: how many a file holds, and that none of them reaches another one."""
 
+import csv
 import gzip
 import random
+import re
 import uuid
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +22,7 @@ from dpkfc.app.owndata.columns import Column
 from dpkfc.app.owndata.csv_lines import split_line
 from dpkfc.app.owndata.decoding import list_texts
 from dpkfc.app.owndata.files import encode_table, encode_texts
+from dpkfc.app.owndata.headers import read_header
 from dpkfc.app.owndata.schema import Schema, TextForm, check_schema
 from dpkfc.app.owndata.stored import stored_texts
 from dpkfc.app.owndata.tables import read_table
@@ -416,3 +419,55 @@ def test_a_table_that_r_wrote_with_names_of_rows_is_never_read_a_column_off(tmp_
     assert read_table(path, ["age"], replace(schema, row_names=False)).unreadable == 2
     with pytest.raises(ConfigError, match="row_names and row_ends are for a header"):
         check_schema(replace(schema, header=False, names=("age", "y")), "s.toml")
+
+
+_COPIED = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", "\v": "v", "\\": "\\"}
+
+
+def _copy(text):
+    """Return a text as PostgreSQL's COPY writes it."""
+    return "".join("\\" + _COPIED[sign] if sign in _COPIED else sign for sign in text)
+
+
+def test_what_databases_write_with_backslashes_is_read_as_it_was(tmp_path):
+    path = tmp_path / "t.tsv"
+    rng = random.Random(0)
+    texts = ["".join(rng.choices('a"\\Nn é\t,\n\r\v', k=rng.randrange(6))) for _ in range(600)]
+    rows = [texts[place : place + 3] for place in range(0, 600, 3)]
+    lines = ["\t".join(map(_copy, row)) for row in rows]
+    path.write_bytes("\n".join(["a\tb\tc", *lines, "\\N\t1\t2", ""]).encode())
+    schema = Schema(quotes=False, escapes=True)
+    table = read_table(path, ["a", "b", "c"], schema)
+    columns = [list_texts(table.columns[name].texts) for name in "abc"]
+    assert list(map(list, zip(*columns, strict=True))) == [*rows, ["", "1", "2"]]
+    # As Python, Spark and MySQL's OUTFILE write quotes in quotes.
+    path = tmp_path / "t.csv"
+    rows = [["a" + re.sub("[\n\r]", "", text) for text in row] for row in rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, doublequote=False, escapechar="\\", quoting=csv.QUOTE_ALL)
+        writer.writerows([["a", "b", "c"], *rows])
+    table = read_table(path, ["a", "b", "c"], Schema(escapes=True))
+    columns = [list_texts(table.columns[name].texts) for name in "abc"]
+    assert list(map(list, zip(*columns, strict=True))) == rows and table.unreadable == 0
+
+
+@pytest.mark.parametrize("quotes", [True, False])
+def test_one_line_with_backslashes_reaches_no_other_record(tmp_path, quotes):
+    schema = replace(SCHEMA, quotes=quotes, escapes=True, delimiter="\t")
+    rng = random.Random(1)
+
+    def read(lines):
+        return encode_table(_write(tmp_path / "t.csv", lines, "\t", "\n", "utf-8"), schema)
+
+    lines = [f'{k}\tw\ta\\"b\\\\\tp{k}\t{k % 2}' for k in range(6)]
+    for place in (0, 3, 6) * 20:
+        line = "\t".join(rng.choices(["1", '"', "\\", '\\"', '"\\"', "\\N", "a"], k=5))
+        gone, new = _changes(read(lines), read([*lines[:place], line, *lines[place:]]))
+        assert gone == 0 and new <= 1
+
+
+def test_a_packed_file_with_the_name_of_a_table_is_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(gzip.compress(b"a,y\n1,0\n"))
+    with pytest.raises(DatasetError, match="is a packed file or a workbook"):
+        read_header(path)

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 
 from dpkfc.app.owndata.cells import is_unicode
 from dpkfc.app.owndata.csv_heading import Heading
-from dpkfc.app.owndata.csv_lines import Row, fit_row, join_lines, split_line
+from dpkfc.app.owndata.csv_lines import Row, fit_row, join_lines
 
 Columns = dict[str, pa.Array]
 
@@ -94,9 +94,10 @@ class Splitter:
         """
         odd = np.flatnonzero(lines.is_odd).tolist()
         quoted = lines.quoted
-        suspects = sorted(set(odd).intersection(quoted))
+        suspects = sorted(set(odd).intersection(quoted)) if self.heading.quotes else []
         width, delimiter = len(self.heading.names), self.heading.delimiter
-        joined = join_lines(lines.text, quoted, suspects, width, delimiter, self.joins)
+        split = self.heading.split_line
+        joined = join_lines(lines.text, quoted, suspects, width, delimiter, self.joins, split)
         if joined.is_open and not is_last:
             return None
         rows = {}
@@ -116,7 +117,7 @@ class Splitter:
 
     def _read_line(self, text: str) -> Row:
         """Return the cells of one line as many as the header has, None where it has no form."""
-        cells, state = split_line(text, self.heading.delimiter)
+        cells, state = self.heading.split_line(text)
         return fit_row(cells, state, len(self.heading.names))
 
     def _read(self, lines: _Lines, rows: Mapping[int, Row]) -> tuple[pa.Table, list[int]]:
@@ -234,7 +235,9 @@ class _Lines:
         def mark(places: np.ndarray | list[int]) -> None:
             is_odd[np.searchsorted(self._ends, places)] = True
 
-        mark(self._find_strange_quotes())
+        mark(self._find_strange_quotes() if self._heading.quotes else self._quotes)
+        if self._heading.escapes:
+            mark(np.flatnonzero(self._bytes == ord("\\")))
         if self._heading.end == "\r":
             mark(np.flatnonzero(self._bytes == ord("\n")))
         elif b"\r" in block:

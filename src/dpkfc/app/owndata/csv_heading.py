@@ -17,6 +17,8 @@ from dpkfc.app.owndata.schema import Schema
 # Most bytes and lines of a header, whose names people wrap.
 _MOST_HEADER = 1 << 20
 _MOST_HEADING = 9
+# How files of zip and gzip begin, also read as Windows' signs.
+_PACKED = (b"PK\3\4", b"\x1f\x8b", "\x1f\u2039".encode())
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,20 @@ class Heading:
         delimiter: between cells.
         end: of a line: a line feed, or a carriage return; no row decides it.
         lines: number of lines before the first record.
+        quotes: whether cells may be quoted.
+        escapes: whether a backslash changes the sign behind it.
     """
 
     names: list[str]
     delimiter: str
     end: str = "\n"
     lines: int = 0
+    quotes: bool = True
+    escapes: bool = False
+
+    def split_line(self, line: str) -> tuple[list[str], str]:
+        """Return the cells of a line, and its state."""
+        return split_line(line, self.delimiter, self.quotes, self.escapes)
 
     @property
     def has_plain_delimiter(self) -> bool:
@@ -48,7 +58,10 @@ def read_heading(path: Path, block: bytes, schema: Schema) -> Heading:
         DatasetError: no header, or one that cannot be read. No cell of it is repeated.
     """
     if not schema.header:
-        return Heading(list(schema.names), _delimiter(path, "", schema))
+        delimiter = _delimiter(path, "", schema)
+        return Heading(list(schema.names), delimiter, "\n", 0, schema.quotes, schema.escapes)
+    if block.startswith(_PACKED):
+        raise DatasetError(f"{path}: is a packed file or a workbook; unpack it, or rename it")
     text = block[:_MOST_HEADER].decode("utf-8", "surrogateescape")
     ends = re.search(r"\r*\n|\r", text)
     end = "\r" if ends and not ends[0].endswith("\n") else "\n"
@@ -69,19 +82,25 @@ def read_heading(path: Path, block: bytes, schema: Schema) -> Heading:
         )
     delimiter = schema.delimiter or (stated[1] if stated else _delimiter(path, first, schema))
     for count in range(1, _MOST_HEADING + 1):
-        cells, state = split_line("\n".join(lines[:count]).rstrip("\r"), delimiter)
+        cells, state = split_line(
+            "\n".join(lines[:count]).rstrip("\r"), delimiter, schema.quotes, schema.escapes
+        )
         wrapped = [cell for cell in cells if "\n" in cell]
         if any(delimiter in cell or len(cell) > 200 for cell in wrapped):
             state = "bad"
         if state != "open":
             break
     if state != "whole":
-        raise DatasetError(f"{path}: its header has a quote that does not close; mend the header")
+        raise DatasetError(
+            f"{path}: its header has a quote that does not close, or another delimiter than"
+            f" {delimiter!r}; mend it, or state the delimiter"
+        )
     names = [re.sub(r"\s*[\r\n]+\s*", " ", cell).strip() for cell in cells]
     if not any(names):
         raise DatasetError(f"{path}: has no header; its first line must name the columns")
     names = [""] * schema.row_names + names + [""] * schema.row_ends
-    return Heading(names, delimiter, end, count + bool(stated))
+    count += bool(stated)
+    return Heading(names, delimiter, end, count, schema.quotes, schema.escapes)
 
 
 def _is_utf8_read_as_signs(text: str, encoding: str) -> bool:
@@ -97,7 +116,7 @@ def _is_utf8_read_as_signs(text: str, encoding: str) -> bool:
 def _delimiter(path: Path, header: str, schema: Schema) -> str:
     if schema.delimiter:
         return schema.delimiter
-    if path.name.lower().removesuffix(PACKED).endswith(".tsv"):
+    if path.name.lower().removesuffix(PACKED).endswith((".tsv", ".tab")):
         return "\t"
     outside = re.sub(r'"[^"]*"', "", header)
     return max((",", ";", "\t", "|"), key=outside.count)

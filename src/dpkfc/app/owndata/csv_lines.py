@@ -17,17 +17,29 @@ from itertools import islice
 Row = list[str] | None
 # What stands in a quoted cell, up to the quote that closes it.
 _QUOTED = re.compile(r'[^"]*(?:""[^"]*)*')
+# What PostgreSQL's COPY and MySQL's OUTFILE write behind a backslash.
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 
 
-def split_line(line: str, delimiter: str) -> tuple[list[str], str]:
+def split_line(
+    line: str, delimiter: str, quotes: bool = True, escapes: bool = False
+) -> tuple[list[str], str]:
     """Return the cells of a line, and whether it is "whole", or "open" or "bad" by its quotes.
 
     A cell is quoted if its first character that is not blank is a quote; quotes in it are doubled.
     Elsewhere a quote is an ordinary character.
+
+    Args:
+        line: without its end.
+        delimiter: between cells.
+        quotes: whether cells may be quoted at all.
+        escapes: whether a backslash may stand before a quote, a delimiter or another sign.
     """
     if delimiter == " ":
         line = re.sub(r"[ \t]+", " ", line).strip(" ")
-    if '"' not in line:
+    if escapes and "\\" in line:
+        return _split_escaped(line, delimiter, quotes)
+    if not quotes or '"' not in line:
         return line.split(delimiter), "whole"
     if ' "' not in line and '\t"' not in line:
         # The common forms, at the speed of C.
@@ -63,6 +75,36 @@ def split_line(line: str, delimiter: str) -> tuple[list[str], str]:
         place += 1
 
 
+def _split_escaped(line: str, delimiter: str, quotes: bool) -> tuple[list[str], str]:
+    blank = "[ \t]*".replace(delimiter, "")
+    end = re.escape(delimiter)
+    plain = re.compile(rf"((?:[^\\{end}]|\\.)*)", re.DOTALL)
+    quoted = re.compile(rf'{blank}"((?:[^\\"]|\\.|"")*)("{blank}|\\?$)', re.DOTALL)
+
+    def mean(found: re.Match[str]) -> str:
+        sign = found[1]
+        if not quotes:
+            return _ESCAPED.get(sign, sign)
+        return sign if sign in ("\\", '"', "\n", delimiter) else found[0]
+
+    cells = []
+    place = 0
+    while True:
+        opened = quoted.match(line, place) if quotes else None
+        content = opened or plain.match(line, place)
+        assert content is not None
+        text = content[1].replace('""', '"') if opened else content[1]
+        cells.append("" if text == "\\N" else re.sub(r"\\(.)", mean, text, flags=re.DOTALL))
+        if opened and not opened[2].startswith('"'):
+            return cells, "open"
+        place = content.end()
+        if place == len(line):
+            return cells, "whole"
+        if not line.startswith(delimiter, place):
+            return cells, "bad"
+        place += 1
+
+
 def fit_row(cells: list[str], state: str, width: int) -> Row:
     """Return the cells of a line, None where they do not make a record."""
     return cells if state == "whole" and len(cells) == width else None
@@ -90,6 +132,7 @@ def join_lines(
     width: int,
     delimiter: str,
     joins: bool,
+    split: Callable[[str], tuple[list[str], str]],
 ) -> JoinedLines:
     """Return the records that begin in lines that may be open.
 
@@ -105,13 +148,14 @@ def join_lines(
         width: cells of a record.
         delimiter: between cells.
         joins: whether quotes decide which lines are one record.
+        split: returns the cells of a line and its state, as `split_line`.
     """
     rows: dict[int, Row] = {}
     last: dict[int, int] = {}
 
     @cache
     def read_alone(number: int) -> Row:
-        return fit_row(*split_line(text_of(number), delimiter), width)
+        return fit_row(*split(text_of(number)), width)
 
     def find_end(first: int, count: int) -> int | None:
         """Return the last line of a record that `count` cells begin, None where it is missing.
@@ -120,7 +164,7 @@ def join_lines(
         """
         for number in islice(quoted, bisect_right(quoted, first), None):
             # The rest of a line whose cell has been opened before.
-            cells, state = split_line('"' + text_of(number), delimiter)
+            cells, state = split('"' + text_of(number))
             count += len(cells) - 1
             alone = rows[number] if number in rows else read_alone(number)
             is_taken = not joins and (number in last or alone is not None)
@@ -132,7 +176,7 @@ def join_lines(
 
     opening = []
     for number in suspects:
-        cells, state = split_line(text_of(number), delimiter)
+        cells, state = split(text_of(number))
         rows[number] = fit_row(cells, state, width)
         # A quote at the start and nothing in it: it ends a cell, and does not begin one.
         ends = len(cells) == 1 and cells[0].strip(" ")[:1] in ("", delimiter)
@@ -145,7 +189,7 @@ def join_lines(
             is_open = True
         elif end > first:
             text = "\n".join(map(text_of, range(first, end + 1)))
-            row = fit_row(*split_line(text, delimiter), width)
+            row = fit_row(*split(text), width)
             if row is not None:
                 last[first] = end
                 rows[first] = row if joins else None

@@ -211,7 +211,8 @@ _LOOK = {
 _ADVICE = {
     "unreadable": "compare delimiter and encoding with the file; set lines_in_cells where a quoted"
     " cell has line breaks, row_names where R wrote names of rows, row_ends where rows"
-    " end with a delimiter more",
+    " end with a delimiter more, quotes and escapes where backslashes stand before signs; a"
+    " line of JSON lines is an object",
     "empty": "compare key under [text] with the file",
     "without a unit": "each of them counts as a person of its own; compare the unit with the file",
     LIKE_A_CLASS: "write classes as the file has them",

@@ -123,6 +123,8 @@ class Schema:
         sheet: of a spreadsheet; empty takes the first.
         lines_in_cells: whether a quoted cell of a CSV file may hold line breaks. Quotes then decide
             which lines are one record.
+        quotes: whether cells of a CSV file may be quoted; where not, a quote is a sign as others.
+        escapes: whether a backslash in a CSV file changes the sign behind it, as databases do.
         decimal: the sign before the fraction of a number that is stored as text: "." or ",".
         thousands: the sign between its groups of three digits: ".", ",", " " or "'".
         columns: of a table.
@@ -145,6 +147,8 @@ class Schema:
     row_ends: bool = False
     sheet: str = ""
     lines_in_cells: bool = False
+    quotes: bool = True
+    escapes: bool = False
     decimal: str = "."
     thousands: str = ""
     columns: Mapping[str, Column] = field(default_factory=dict)
