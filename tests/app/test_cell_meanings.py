@@ -343,7 +343,13 @@ def test_a_first_record_is_no_header_and_is_not_repeated(tmp_path, line):
 
 
 def test_names_of_a_common_header_are_names():
-    for line in ("id,age,sex,target", "y,x1,x2", "Sepal Length (cm),0x1,pixel 3", ",a,b"):
+    for line in (
+        "id,age,sex,target",
+        "y,x1,x2",
+        "Sepal Length (cm),0x1,pixel 3",
+        ",a,b",
+        "eid,31-0.0",
+    ):
         assert look_like_names(line.split(","))
 
 
@@ -369,6 +375,16 @@ def test_names_of_a_common_header_are_names():
         ("ssn", True),
         ("last name", True),
         ("paid", False),
+        ("USUBJID", True),
+        ("f.eid", True),
+        ("SEQN", True),
+        ("PATIENT_NUM", True),
+        ("Fallnummer", True),
+        ("Unnamed: 0", True),
+        ("__index_level_0__", True),
+        ("gender_concept_id", False),
+        ("number of members", False),
+        ("body mass index", False),
         ("width", False),
         ("age", False),
     ],

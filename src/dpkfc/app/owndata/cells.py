@@ -17,7 +17,7 @@ from uuid import UUID
 from dpkfc.app.toml import ConfigError
 
 # What schemas take for a missing value where they say nothing.
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "\\N")
 TRUE = ("true", "t", "yes", "y", "1")
 FALSE = ("false", "f", "no", "n", "0")
 

@@ -132,9 +132,10 @@ def read_header(
     if schema is None and len(names) == 1 and suffix_of(path) in DELIMITED:
         signs = Counter(re.findall(r"[^\w\s\"'.-]| ", names[0])).most_common(1)
         sign = signs[0][0] if signs else ";"
+        dollar = "" if sign.isprintable() else "$"
         raise DatasetError(
             f"{path}: its header has one column, {names[0]!r:.40}; remove lines above it, or name"
-            f" what divides columns: dpkfc schema … --delimiter {sign!r}"
+            f" what divides columns: dpkfc schema … --delimiter {dollar}{sign!r}"
         )
     return Header(names, kinds, delimiter, labels, form.encoding)
 
@@ -167,10 +168,16 @@ _VALUE = re.compile(
 )
 
 
+# Field, visit and array of UK Biobank.
+_FIELD = re.compile(r"\d+-\d+\.\d+", re.ASCII)
+
+
 def look_like_names(cells: Sequence[str]) -> bool:
     """Return whether cells may be names of columns: not numbers, dates or values, and different."""
     named = [cell.strip().lower() for cell in cells if cell.strip()]
     for cell in named:
+        if _FIELD.fullmatch(cell):
+            continue
         plain = cell.replace(",", ".").strip("$€£%<>=~ ")
         is_number = read_number(plain) is not None
         has_letter = re.search(r"[^\W\d_]", cell) is not None

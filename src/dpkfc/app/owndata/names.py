@@ -6,7 +6,9 @@ import re
 
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
-    " email passport iban identifier pid patientid personid subjectid vorname nachname".split()
+    " email passport iban identifier pid patientid personid subjectid vorname nachname"
+    " eid npi seqn usubjid subjid patid caseid respid patientunitstayid ipp nir unnamed rownames"
+    " patientennummer patientennr fallnummer kundennummer versichertennummer".split()
 )
 # These name a person alone or with the other words, as in `home_phone` and `street address`. A
 # `phone_service` does not.
@@ -16,6 +18,9 @@ _CONTACTS = frozenset(
 _BESIDE_CONTACTS = frozenset(
     "e number numbers no nr num home work private patient customer client person contact".split()
 )
+# With each other alone, as in `PATIENT_NUM`.
+_PERSONS = frozenset("patient person subject customer client member encounter".split())
+_NUMBERS = frozenset("number no nr num key index".split())
 _FREE_TEXT = frozenset(
     "note notes comment comments remark remarks text description summary message".split()
 )
@@ -32,7 +37,10 @@ def is_identifier(name: str) -> bool:
     """Return whether a column is named like something that identifies a person."""
     words = words_of_name(name)
     is_contact = bool(words & _CONTACTS) and words <= _CONTACTS | _BESIDE_CONTACTS
-    return is_contact or bool(words & _IDENTIFIERS)
+    is_number = words <= _PERSONS | _NUMBERS and bool(words & _PERSONS) and bool(words & _NUMBERS)
+    # Concepts of OMOP are codes.
+    is_named = bool(words & _IDENTIFIERS) and "concept" not in words
+    return is_contact or is_number or is_named or words in ({"index"}, {"index", "level"})
 
 
 def is_free_text(name: str) -> bool:
