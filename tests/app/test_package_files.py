@@ -195,3 +195,24 @@ def test_a_column_stored_as_another_kind_is_refused(tmp_path):
         pa.parquet.write_table(table, tmp_path / "t.parquet")
         with pytest.raises(DatasetError, match="stored as a date.*set kind = 'date'"):
             encode_table(tmp_path / "t.parquet", schema)
+
+
+def test_the_first_sheet_that_is_shown_is_read(tmp_path):
+    book = openpyxl.Workbook()
+    book.active.sheet_state = "hidden"
+    book.active.append(["old", "y"])
+    for row in (["age", "y"], [30, 1]):
+        (book["Data"] if "Data" in book.sheetnames else book.create_sheet("Data")).append(row)
+    book.active = 1
+    for name in ("t.xlsx", "t.xlsm"):
+        book.save(tmp_path / name)
+        assert list(read_header(tmp_path / name).names) == ["age", "y"]
+    assert read_header(tmp_path / "t.xlsx", Schema(sheet="Sheet")).names[0] == "old"
+
+
+def test_an_arrow_stream_is_a_table(tmp_path):
+    table = pa.table({"age": [30, 40], "other": [1, 2], "y": ["0", "1"]})
+    with pa.ipc.new_stream(tmp_path / "t.arrow", table.schema) as stream:
+        stream.write_table(table, 1)
+    read = read_table(tmp_path / "t.arrow", ["y", "age"], Schema()).columns
+    assert read["age"].texts == ["30", "40"] and read["y"].texts == ["0", "1"]

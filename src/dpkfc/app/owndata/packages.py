@@ -24,7 +24,7 @@ from dpkfc.app.owndata.cells import number_text
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.toml import shorten
 
-SPREADSHEETS = (".xlsx",)
+SPREADSHEETS = (".xlsx", ".xlsm")
 STATISTICS = (".sav", ".zsav", ".por", ".dta", ".sas7bdat", ".xpt")
 
 
@@ -279,7 +279,9 @@ class _Sheet:
                 raise DatasetError(
                     f"{path}: has no sheet {name!r:.40}; it has {shorten(sheets, 80)}"
                 )
-            sheet = sheets[name] if name else self._book.worksheets[0]
+            # A hidden sheet is not what a person sees first.
+            shown = [sheet for sheet in self._book.worksheets if sheet.sheet_state == "visible"]
+            sheet = sheets[name] if name else shown[0]
             sheet.reset_dimensions()
             self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
             first = stated or next(self._rows, ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ def read_schema(path: Path, file: IO[bytes]) -> pa.Schema:
     try:
         if path.suffix.lower() == ".parquet":
             return _open_parquet(file).schema_arrow
-        return pa.ipc.open_file(file).schema
+        return _open_arrow(file).schema
     except (pa.ArrowException, OSError):
         raise damaged_error(path, f"is not a {path.suffix[1:]} file") from None
 
@@ -93,16 +93,30 @@ def _open_parquet(file: IO[bytes]) -> pa_parquet.ParquetFile:
     return pa_parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
+def _open_arrow(file: IO[bytes], names: Sequence[str] | None = None) -> Any:
+    """Return a reader of an Arrow file, or of a stream, as datasets of Hugging Face are."""
+    file.seek(0)
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    open_it = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    if names is None:
+        return open_it(file)
+    whole = open_it(file).schema
+    file.seek(0)
+    places = [whole.get_field_index(name) for name in names]
+    options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
+    return open_it(file, options=options)
+
+
 def _batches(path: Path, file: IO[bytes], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     if path.suffix.lower() == ".parquet":
         parquet = _open_parquet(file)
         yield from parquet.iter_batches(_ROWS, columns=list(names), use_threads=False)
         return
-    whole = pa.ipc.open_file(file).schema
-    options = pa.ipc.IpcReadOptions(
-        included_fields=[whole.get_field_index(name) for name in names], use_threads=False
-    )
-    reader = pa.ipc.open_file(file, options=options)
+    reader = _open_arrow(file, names)
+    if isinstance(reader, pa.ipc.RecordBatchStreamReader):
+        yield from reader
+        return
     for number in range(reader.num_record_batches):
         yield reader.get_batch(number)
 
