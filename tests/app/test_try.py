@@ -67,6 +67,11 @@ def test_a_file_of_a_spreadsheet_with_commas_in_numbers_is_asked_for_its_signs(p
     assert "copy from here: 1.6 to 1.87" in called.output
     schema = read_schema(place / "visits.toml")
     assert (schema.delimiter, schema.decimal) == (";", ",")
+    assert schema.thousands == ""
+    (place / "visits.toml").unlink()
+    called = call(*words, _answer(place / "answers.txt", [*lines[:5], ", .", "no"]))
+    assert called.exit_code == 0, called.output
+    assert read_schema(place / "visits.toml").thousands == "."
     assert schema.columns["admitted"].format == "%d.%m.%Y"
 
 

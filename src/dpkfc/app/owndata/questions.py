@@ -149,10 +149,13 @@ def ask_schema(data: Path, target: str, answers: Answers) -> Schema:
         columns[name] = column
         most = records or most
     has_numbers = bounds or any(column.kind == "number" for column in columns.values())
-    decimal = Schema.decimal
+    decimal, thousands = Schema.decimal, Schema.thousands
     if has_numbers and header.delimiter == ";":
         # Spreadsheets write semicolons where a comma is the decimal sign.
-        decimal = answers.ask("decimal sign of the file, ',' or '.'", read_decimal, ",")
+        question = (
+            "decimal sign of the file, ',' or '.', and behind it a sign of thousands as in , ."
+        )
+        decimal, thousands = answers.ask(question, read_decimal, ",")
     schema = Schema(
         target=target,
         classes=classes,
@@ -160,6 +163,7 @@ def ask_schema(data: Path, target: str, answers: Answers) -> Schema:
         encoding=header.encoding,
         delimiter="" if header.delimiter == "," else header.delimiter,
         decimal=decimal,
+        thousands=thousands,
         columns=columns,
         max_records=most or Schema.max_records,
     )
@@ -196,14 +200,16 @@ def read_target(answer: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
     return (), _numbers(answer)
 
 
-def read_decimal(answer: str) -> str:
-    """Return the sign before the fraction of a number.
+def read_decimal(answer: str) -> tuple[str, str]:
+    """Return the sign before the fraction of a number, and the one between groups of digits.
 
     Raises:
-        ConfigError: neither a comma nor a point.
+        ConfigError: other signs, or one sign for both.
     """
-    NumberForm(decimal=answer).check("the answers")
-    return answer
+    decimal, _, thousands = answer.partition(" ")
+    thousands = " " if thousands.strip() == "blank" else thousands.strip()
+    NumberForm(decimal, thousands).check("the answers")
+    return decimal, thousands
 
 
 def read_column(answer: str) -> tuple[Column, int]:
