@@ -293,7 +293,12 @@ def test_white_is_proposed_by_headers(tmp_path, significant, line):
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("a.zip", "is an archive; unpack it"), ("a.json", "save it as .csv, .parq")],
+    [
+        ("a.zip", "is an archive; unpack it"),
+        ("a.csv.xz", "is an archive; unpack it"),
+        ("a.json", "name it .jsonl"),
+        ("a.orc", "save it as .csv, .parq"),
+    ],
 )
 def test_files_of_other_forms_are_named_with_what_to_do(name, fix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -301,3 +306,9 @@ def test_files_of_other_forms_are_named_with_what_to_do(name, fix, tmp_path, mon
     with pytest.raises(DatasetError, match=fix) as refusal:
         kind_of_data(Path(name))
     assert len(str(refusal.value)) <= 160
+
+
+def test_parts_of_a_table_that_spark_wrote_as_csv_are_no_folder_of_images(tmp_path):
+    (tmp_path / "part-00000-c000.csv").write_text("age,y\n1,0\n")
+    with pytest.raises(DatasetError, match="parts of a table that are not .parquet; join them"):
+        kind_of_data(tmp_path)

@@ -23,7 +23,11 @@ from dpkfc.app.owndata.table_files import (
 )
 from dpkfc.app.toml import ConfigError
 
-_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst")
+
+
+def _is_part(path: Path) -> bool:
+    return suffix_of(path) in (*DELIMITED, *TEXT_SUFFIXES, ".json")
 
 
 def kind_of_data(path: Path) -> str:
@@ -38,6 +42,10 @@ def kind_of_data(path: Path) -> str:
             name = one_name(path)
             raise DatasetError(f"{name}: does not exist; --data takes a file or a folder of images")
         if path.is_dir():
+            if not list_parts(path) and any(map(_is_part, path.glob("part-*"))):
+                raise DatasetError(
+                    f"{path}: holds parts of a table that are not .parquet; join them into one file"
+                )
             return "own-table" if list_parts(path) else "own-images"
     except OSError as error:
         raise unreadable_error(path, error) from None
@@ -47,6 +55,8 @@ def kind_of_data(path: Path) -> str:
         return "own-text"
     if suffix in _ARCHIVES:
         raise DatasetError(f"{path}: is an archive; unpack it, and give the file or folder inside")
+    if suffix == ".json":
+        raise DatasetError(f"{path}: write one object a line (jq -c '.[]'), and name it .jsonl")
     raise DatasetError(
         f"{path}: is of no known form; save it as .csv, .parquet, .xlsx or .jsonl, or give a folder"
         " of images (docs/your-data.md#other-files)"

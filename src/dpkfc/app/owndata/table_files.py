@@ -15,7 +15,7 @@ from dpkfc.app.owndata.csv_blocks import PACKED
 from dpkfc.app.owndata.packages import SPREADSHEETS, STATISTICS
 from dpkfc.app.toml import shorten
 
-DELIMITED = (".csv", ".tsv", ".txt", ".data")
+DELIMITED = (".csv", ".tsv", ".txt", ".data", ".tab", ".dat")
 STORED = (".parquet", ".feather", ".arrow")
 TABLE_SUFFIXES = (*DELIMITED, *STORED, *SPREADSHEETS, *STATISTICS)
 TEXT_SUFFIXES = (".jsonl", ".ndjson")
