@@ -22,9 +22,7 @@ from torch.utils._pytree import tree_unflatten
 from dpkfc.gradients.autograd_graph import differentiate
 from dpkfc.gradients.layers import Call, Layer, tensors_of
 from dpkfc.gradients.replica import replicate
-from dpkfc.linalg.blocks import (
-    raise_precision,
-)
+from dpkfc.linalg.blocks import raise_precision
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tensors import Tensors
 from dpkfc.tracking.states import one_example_a_row

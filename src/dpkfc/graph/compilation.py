@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from dpkfc.graph.capture import Capture, is_symbol
-from dpkfc.graph.proof import P
+from dpkfc.graph.proof import P, counts_examples
 
 # Its type lacks the function that changes settings for a while.
 _functorch: Any = import_module("torch._functorch.config")
@@ -61,7 +61,7 @@ class _Zeros:
     def make(self, size: int) -> Tensor:
         """Return zeros for so many examples, which take the memory of one number."""
         shape = list(self.shape)
-        of_examples = [dim for dim, n in enumerate(shape) if n and n % P == 0]
+        of_examples = [dim for dim, n in enumerate(shape) if counts_examples(n)]
         for dim in of_examples:
             shape[dim] = size * (shape[dim] // P)
         zeros = torch.zeros((), dtype=self.like.dtype, device=self.like.device).expand(shape)

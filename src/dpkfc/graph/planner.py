@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.gradients.shared_uses import expand_rows
 from dpkfc.graph.capture import Capture, NotCapturedError
-from dpkfc.graph.proof import P, Proof, Site
+from dpkfc.graph.proof import P, Proof, Site, counts_examples
 from dpkfc.graph.sites import (
     AnySite,
     Convolution,
@@ -226,8 +226,7 @@ class Planner:
         def take_one(x: Any) -> Any:
             if isinstance(x, fx.Node) and not isinstance(values[x], Tensor):
                 x = values[x]
-            grows_with_batch = type(x) is int and x != 0 and x % P == 0
-            return x // P if grows_with_batch else x
+            return x // P if type(x) is int and counts_examples(x) else x
 
         args = tree_map(take_one, arguments, is_leaf=lambda x: isinstance(x, fx.Node))
         has_several = isinstance(values[site.node], (list, tuple))

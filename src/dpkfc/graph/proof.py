@@ -146,7 +146,7 @@ class _Prover:
         shape = [self._number(size) for size in fake.shape]
         stride = [self._number(step) for step in fake.stride()]
         fixed = shape[1:] if given.kind == "batch" else shape
-        if any(size and size % P == 0 for size in fixed):
+        if any(map(counts_examples, fixed)):
             raise NotCapturedError(given.name, "another axis has the length of the batch")
         with self._mode:
             x = torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
@@ -252,12 +252,14 @@ class _Prover:
         if not isinstance(answer, (list, tuple)):
             answer = [answer] * len(outputs)
         for x, state in zip(outputs, answer, strict=False):
-            repeats = state.pre * state.post if isinstance(state, BatchAxis) else 1
-            if isinstance(state, BatchAxis) and (repeats >= P // 2 or _grows(x, but=state.dim)):
-                why = "what it makes of an example grows with their number"
-                self._states[id(x)] = Unknown(str(operation.function), why)
-            elif state is not None:
-                self._states[id(x)] = state
+            noted = state
+            if isinstance(state, BatchAxis):
+                repeats = state.pre * state.post
+                if repeats >= P // 2 or _grows(x, but=state.dim):
+                    why = "what it makes of an example grows with their number"
+                    noted = Unknown(str(operation.function), why)
+            if noted is not None:
+                self._states[id(x)] = noted
 
     def _has_batch_as_number(self, operation: Operation) -> bool:
         """Return whether an operation takes the number of examples as more than a size."""
@@ -265,7 +267,7 @@ class _Prover:
             return False
         for name in arguments_of(operation.function):
             leaves = tree_leaves(operation.argument(name))
-            counts = any(type(x) in (int, float) and x and x % P == 0 for x in leaves)
+            counts = any(type(x) in (int, float) and counts_examples(x) for x in leaves)
             if counts and not _is_size(operation, name):
                 return True
         return False
@@ -291,9 +293,7 @@ class _Prover:
             return self._rows_of(operation.result)
         if name in _VIEWS and tensors and id(tensors[0]) in self._counting:
             self._counting.add(id(operation.result))
-        if name in ("expand", "repeat"):
-            return self._find_repeated_axis(operation) or self._sized(operation)
-        return self._sized(operation)
+        return self._find_repeated_axis(operation) or self._sized(operation)
 
     def _fill(self, operation: Operation) -> State | None:
         x = operation.result
@@ -310,8 +310,10 @@ class _Prover:
 
     def _find_repeated_axis(self, operation: Operation) -> BatchAxis | None:
         """Return the axis along which a tensor has been repeated for every example."""
+        if operation.name not in ("expand", "repeat"):
+            return None
         x, y = operation.args[0], operation.result
-        grown = [i for i, size in enumerate(y.shape) if size and size % P == 0]
+        grown = [i for i, size in enumerate(y.shape) if counts_examples(size)]
         if len(grown) != 1 or _grows(x):
             return None
         (dim,) = grown
@@ -322,7 +324,7 @@ class _Prover:
     def _sized(self, operation: Operation) -> State | None:
         """Return unknown where a public result depends on how many examples there are."""
         leaves = tree_leaves((list(operation.args), dict(operation.kwargs)))
-        counts = any(isinstance(x, int) and x and x % P == 0 for x in leaves)
+        counts = any(isinstance(x, int) and counts_examples(x) for x in leaves)
         if counts or any(map(_grows, operation.outputs)):
             if id(operation.result) in self._counting:
                 return None
@@ -335,11 +337,10 @@ class _Prover:
         """Return the state of a result that depends on parameters and on no example."""
         if operation.function is torch.ops.aten.detach.default:
             return None
-        if operation.name in ("expand", "repeat"):
-            axis = self._find_repeated_axis(operation)
-            if axis is not None:
-                self._note_site(node, operation, axis)
-                return axis
+        axis = self._find_repeated_axis(operation)
+        if axis is not None:
+            self._note_site(node, operation, axis)
+            return axis
         state = self._sized(operation)
         return PARAMETRIC if state is None else state
 
@@ -372,6 +373,11 @@ class _Prover:
                 is_pointwise,
             )
         )
+
+
+def counts_examples(number: float) -> bool:
+    """Return whether a number stands for a multiple of the number of examples."""
+    return number != 0 and number % P == 0
 
 
 def _is_size(operation: Operation, argument: str) -> bool:
