@@ -409,6 +409,7 @@ def test_a_template_knows_the_encoding_of_its_header(tmp_path):
     for encoding in ("cp1252", "utf-16", "utf-8"):
         path.write_bytes("größe;y\n1;2\n".encode(encoding))
         text = empty_schema(path, "y", "", None)
+        assert '# thousands = "."' in text
         assert "größe" in text and ('encoding = "cp1252"' in text) == (encoding == "cp1252")
 
 

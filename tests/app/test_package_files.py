@@ -216,3 +216,16 @@ def test_an_arrow_stream_is_a_table(tmp_path):
         stream.write_table(table, 1)
     read = read_table(tmp_path / "t.arrow", ["y", "age"], Schema()).columns
     assert read["age"].texts == ["30", "40"] and read["y"].texts == ["0", "1"]
+
+
+def test_columns_of_lists_and_structures_are_left_out_of_a_new_schema(tmp_path):
+    table = pa.table({"age": [30], "visits": [[1, 2]], "doc": [{"a": 1}], "y": ["0"]})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "ward=3").mkdir()
+    pa.parquet.write_table(table, tmp_path / "ward=3" / "t.parquet")
+    for data, names in ((tmp_path / "t.parquet", ["age"]), (tmp_path, ["age"])):
+        schema = empty_schema(data, "y")
+        assert "'visits' for its type, 'doc' for its type" in schema
+        assert [line for line in schema.splitlines() if line.startswith("[col")] == [
+            f"[columns.{name}]" for name in names
+        ]

@@ -27,7 +27,8 @@ class Header:
 
     Attributes:
         names: in their order. Unnamed columns have an empty one.
-        kinds: of column, where the stored type of a name tells; else an empty text.
+        kinds: of column, where the stored type of a name tells; else an empty text. Types that
+            cannot be read, as of lists, are left out.
         delimiter: of a CSV file.
         labels: what a statistics package shows for codes, by column.
         encoding: of a CSV file.
@@ -52,7 +53,8 @@ class Header:
         """What a schema cannot name, in words."""
         twice = [name for name, count in Counter(self.names).items() if name and count > 1]
         unnamed = ["a column without a name"] if "" in self.names else []
-        return [f"{name!r}, which stands twice" for name in twice] + unnamed
+        nested = [f"{name!r} for its type" for name in self.names if name not in self.kinds]
+        return [f"{name!r}, which stands twice" for name in twice] + unnamed + nested
 
     def check(self, path: Path, wanted: Iterable[str]) -> None:
         """Refuse names that the file lacks or has twice.
@@ -96,7 +98,7 @@ def read_header(
         part, folders = next(iter(stored.list_parts(path).items()))
         header = read_header(part)
         names = [*header.names, *(name for name in folders if name not in header.names)]
-        return Header(names, {**dict.fromkeys(names, ""), **header.kinds})
+        return Header(names, {**dict.fromkeys(folders, ""), **header.kinds})
     if suffix_of(path) in STORED:
         with open_file(path) as file:
             return _stored_header(stored.read_schema(path, file))
@@ -145,7 +147,11 @@ def _first_line(block: bytes) -> str:
 
 
 def _stored_header(columns: pa.Schema) -> Header:
-    kinds = {column.name: stored.name_kind(column.type).replace("text", "") for column in columns}
+    kinds = {
+        column.name: stored.name_kind(column.type).replace("text", "")
+        for column in columns
+        if stored.is_readable(column.type)
+    }
     return Header(columns.names, kinds)
 
 

@@ -98,6 +98,7 @@ def template(
     if delimiter != ",":
         lines.append(f"delimiter = {json.dumps(delimiter)}")  # a terminal may show a tab as blanks
         lines.append('decimal = "."      # or ",", where numbers are written 3,5')
+        lines.append('# thousands = "."  # beside decimal = ",", where 1.234 is above a thousand')
     people = [name for name in columns if is_identifier(name) and name != target]
     if people:
         names = ", ".join(map(repr, people))
