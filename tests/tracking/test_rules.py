@@ -646,6 +646,41 @@ def convolutions():
         follow("transposed", F.conv_transpose2d, image, public(2, 4, 3, 3)),
         follow("one dimension", F.conv1d, rows(2, 5), public(4, 2, 3)),
         follow("grouped", lambda x, w: F.conv2d(x, w, groups=2), image, depthwise),
+        *(
+            follow(
+                f"groups of the examples, {name}",
+                lambda x, w, b=None, call=call, g=g: call(x, w, b, groups=g * N),
+                batched(N, (1, 5, 5), 1, 1, 4),
+                batched(N, (4 // g, 3, 3), 0, 1, 4),
+                *operands,
+            )
+            for name, call, g, operands in (
+                ("plain", F.conv2d, 1, ()),
+                ("two each", F.conv2d, 2, ()),
+                ("with a bias", F.conv2d, 1, (batched(N, (), 0, 1, 4),)),
+                ("transposed", F.conv_transpose2d, 2, ()),
+            )
+        ),
+        lose(
+            "groups of the examples with kernels of their places",
+            lambda x, w: F.conv2d(x, w, groups=N),
+            batched(N, (1, 5, 5), 1, 1, 2),
+            public(3 * N, 2, 3, 3),
+        ),
+        lose(
+            "groups of several examples",
+            lambda x, w: F.conv2d(x, w, groups=2),
+            batched(4, (1, 5, 5), 1),
+            public(4, 2, 3, 3),
+            size=4,
+        ),
+        lose(
+            "groups of channels before the examples",
+            lambda x, w: F.conv2d(x, w, groups=2),
+            batched(2, (1, 5, 5), 1, 2, 1),
+            public(4, 2, 3, 3),
+            size=2,
+        ),
         follow("conv_tbc", torch.conv_tbc, batched(N, (5, 2), 1), public(3, 2, 4), public(4)),
         lose(
             "conv_tbc over the examples",
@@ -732,6 +767,11 @@ def build_trailing_table():
         "tril": torch.tril,
         "triu": torch.triu,
         "linalg_inv_ex": torch.linalg.inv,
+        "linalg_pinv": torch.linalg.pinv,
+        "linalg_eig": torch.linalg.eigvals,
+        "linalg_lu_factor_ex": torch.linalg.lu_factor,
+        "linalg_lu": torch.linalg.lu,
+        "cholesky_inverse": torch.cholesky_inverse,
         "linalg_cholesky_ex": torch.linalg.cholesky,
         "linalg_qr": torch.linalg.qr,
         "_linalg_svd": torch.linalg.svdvals,

@@ -98,6 +98,9 @@ def _trilinear(operation: Operation) -> Answer:
 )
 def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
+    groups = operation.argument("groups", 1)
+    if "conv" in operation.name and (axis.dim, axis.pre) == (1, 1) and groups % operation.size == 0:
+        return _axis_of_groups(operation)
     batch_dim = 1 if operation.name == "conv_tbc" else 0
     is_alone = axis.dim == batch_dim and not has_batched_weights(operation)
     why = f"the batch is not dimension {batch_dim} of its first operand alone"
@@ -106,3 +109,13 @@ def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     is_plain = operation.argument("N", length) == length
     operation.require(is_plain, "a group norm counts examples as channels")
     return axis
+
+
+def _axis_of_groups(operation: Operation) -> Answer:
+    """Return the axis of a convolution whose groups of channels belong to one example each."""
+    y = operation.result
+    for x in operation.args[1:3]:
+        if x is not None:
+            own = BatchAxis(0, 1, len(x) // operation.size)
+            operation.require(fits(operation, [x], own), "kernels belong to other examples")
+    return BatchAxis(1, 1, y.shape[1] // operation.size)

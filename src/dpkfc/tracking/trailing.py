@@ -53,7 +53,8 @@ _TRAILING_DIMS = {
         upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad2d
         replication_pad2d col2im tril triu affine_grid_generator linalg_inv_ex linalg_cholesky_ex
         linalg_qr _linalg_svd _linalg_eigh linalg_matrix_exp _linalg_det _linalg_slogdet
-        _linalg_solve_ex linalg_solve_triangular cholesky_solve
+        _linalg_solve_ex linalg_solve_triangular cholesky_solve linalg_pinv linalg_eig linalg_lu
+        linalg_lu_factor_ex cholesky_inverse
     """,
     3: """
         avg_pool3d _adaptive_avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_unpool2d
