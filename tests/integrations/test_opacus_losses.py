@@ -27,6 +27,7 @@ from tests.integrations.opacus_cases import (
     train,
 )
 from tests.mutation_cases import weights
+from tests.zoo.registry import Network, parameter
 
 TORCH_BACKWARD = Tensor.backward
 
@@ -192,6 +193,31 @@ def test_a_model_that_is_not_proved_gives_the_same_step(verify):
     assert not stacks
     expected = 0.1 * clipped_sum(OneByOne(), batch, 0.05) / 8
     torch.testing.assert_close(before - weights(model), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, w: F.linear(torch.tanh(x), w),
+        lambda x, w: (x[:, None] * w).sin().sum(2),
+        lambda x, w: F.linear(x, w.exp()),
+    ],
+)
+def test_weights_of_the_model_itself_count_once_in_the_batch_that_is_checked(read):
+    """The model runs on public rows inside of its first call."""
+    torch.manual_seed(0)
+    model = Network(lambda m, x: read(x, m.w), w=parameter(3, 6))
+    engine, model, optimizer, batches = private(
+        model, max_grad_norm=100.0, data_loader=loader(batch_size=20)
+    )
+    reference = copy.deepcopy(model)
+    batch = next(iter(batches))
+    recording = engine._private._recording
+    backward(model, batch)
+    optimizer.step()
+    released = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(released, clipped_sum(reference, batch, 100.0) / 20)
+    assert recording.exact is None  # the batch is proved
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])

@@ -81,6 +81,7 @@ class Tape:
 
     Attributes:
         size: examples N of the pass, 0 before they are known.
+        is_paused: calls are not recorded, since the library runs the model inside a pass.
         output_dtypes: of the calls that were differentiated.
     """
 
@@ -97,6 +98,7 @@ class Tape:
         self.tracker = tracker or Tracker(0)
         self.lenient = lenient
         self.size = self.tracker.size
+        self.is_paused = False
         self._own_tracker = tracker is None
 
     def __enter__(self) -> Tape:
@@ -212,7 +214,7 @@ class Tape:
         kwargs: Keywords,
     ) -> None:
         """Note that a covered module is called."""
-        if is_in_backward():
+        if is_in_backward() or self.is_paused:
             return
         parameters = _parameters_of(module, layers)
         if parameters is None:
@@ -268,7 +270,9 @@ class Tape:
         output: Any,
     ) -> Any:
         """Record a call, and return its outputs, as views where they had to be distinguished."""
-        if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
+        if is_in_backward() or self.is_paused:
+            return None
+        if not self._calls or self._calls[-1][0] is not module:
             return None
         call = self._calls.pop()[1]
         outputs = tensors_of(output)

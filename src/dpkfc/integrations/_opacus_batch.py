@@ -419,6 +419,19 @@ class BatchRecording:
         finally:
             self.tracker.resume()
 
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """See nothing of the body, which runs the model on public rows inside of its call."""
+        tape = self.tape
+        if tape is not None:
+            tape.is_paused = True
+        try:
+            with self.modes.suspend():
+                yield
+        finally:
+            if tape is not None:
+                tape.is_paused = False
+
     # -- the model --------------------------------------------------------------------------------
 
     def begin_forward(self) -> None:

@@ -325,7 +325,7 @@ class PrivateStep:
         self._is_running_model = True
         try:
             with (
-                recording.modes.suspend(),
+                recording.suspend(),
                 hide_saved_tensors_hooks(),
                 checked_state(self.model),
                 preserve_generators(),
