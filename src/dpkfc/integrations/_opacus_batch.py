@@ -421,7 +421,7 @@ class BatchRecording:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """See nothing of the body, which runs the model on public rows inside of its call."""
+        """Leave out the body, which runs the model on public rows inside of its own call."""
         tape = self.tape
         if tape is not None:
             tape.is_paused = True
