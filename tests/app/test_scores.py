@@ -1,12 +1,15 @@
 """Scores equal plain counts and scikit-learn's, and their intervals cover the truth."""
 
+import io
 import json
 import tracemalloc
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dpkfc.app.class_scores import score_classes, share_score
+from dpkfc.app.commands.score_tables import print_scores
 from dpkfc.app.number_scores import score_numbers
 from dpkfc.app.scores import digits
 from tests.app.finished import read_card
@@ -164,6 +167,16 @@ def test_a_file_without_a_known_test_label_says_so(tmp_path, shift):
     assert "no test row has a known label" in page.read_text("utf-8")
     called = call("evaluate", run)
     assert called.exit_code == 2 and "no test row has a known label" in called.output
+
+
+def test_scores_of_ten_classes_are_read_at_80_columns():
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_scores(console, score_classes(*_draw(400, 10)), [])
+    lines = console.export_text().splitlines()
+    assert any("records" in line and "recall" in line and "precision" in line for line in lines)
+    assert any(all(f"→ {name}" in line for name in range(10)) for line in lines)
+    rows = [line for line in lines if line.startswith("│ 3 ")]
+    assert len(rows) == 2 and rows[0].count("%") == 2
 
 
 def test_train_evaluate_page_and_card_show_the_same_scores(tmp_path):

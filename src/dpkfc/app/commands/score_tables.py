@@ -25,19 +25,19 @@ def print_scores(console: Console, scores: Scores, names: Sequence[str]) -> None
     for score in scores.scores:
         table.add_row(score.name, digits(score.value), score.interval, digits(score.guess))
     console.print(table)
-    if scores.confusion:
-        answers = [name_of(label, names) for label in range(len(scores.confusion))]
-        columns = ["records", "recall", "precision"] if scores.classes else []
-        is_shown = len(answers) <= MOST_SHOWN
-        columns += [f"→ {name}" for name in answers] if is_shown else []
+    answers = [name_of(label, names) for label in range(len(scores.confusion))]
+    if scores.classes:
+        columns = ("records", "recall", "precision")
         table = make_table("class", *columns, right=columns)
-        for label, name in enumerate(answers):
-            cells = []
-            if scores.classes:
-                found = scores.classes[label]
-                cells = [f"{found.examples:,}", _share(found.recall), _share(found.precision)]
-            cells += [f"{count:,}" for count in scores.confusion[label]] if is_shown else []
+        for name, found in zip(answers, scores.classes, strict=True):
+            cells = (f"{found.examples:,}", _share(found.recall), _share(found.precision))
             table.add_row(name, *cells)
+        console.print(table)
+    if 0 < len(answers) <= MOST_SHOWN:
+        given = [f"→ {name}" for name in answers]
+        table = make_table("class", *given, right=given)
+        for name, counts in zip(answers, scores.confusion, strict=True):
+            table.add_row(name, *(f"{count:,}" for count in counts))
         console.print(table)
     print_line(f"{scores.intervals}. The constant guess is the best one for these records.")
 
