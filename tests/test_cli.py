@@ -310,6 +310,12 @@ def test_a_method_takes_one_line_of_80_columns_and_its_sheet_says_the_rest():
     assert "extra privacy cost" in sheet and METHODS["gep"].source[:20] in sheet
 
 
+def test_the_list_of_recipes_gives_a_regression_no_classes():
+    lines = call("recipes").stdout.splitlines()
+    (line,) = (line for line in lines if "linear-regression" in line)
+    assert [cell.strip() for cell in line.split("│")][4] == "–"
+
+
 def test_the_name_of_a_file_is_printed_as_it_is(tmp_path):
     table, out = tmp_path / "table.csv", tmp_path / "[bold]schema[1].toml"
     table.write_text("age,died\n", "utf-8")

@@ -202,7 +202,10 @@ def test_a_round_of_secretly_sampled_clients_logs_no_number_of_survivors(caplog)
     record = RoundRecord(round=0, cohort=None, survivors=None, dropped=False)
     with caplog.at_level("INFO", "flwr"):
         _log_round(record, run)
-    assert caplog.messages == ["round 1: released, ε = 1.0000"]
+        run.history.append((1, 1.0, 0.75))
+        _log_round(record, run)
+    plain = "round 1: released, ε = 1.0000"
+    assert caplog.messages == [plain, f"{plain}, evaluation 0.75"]
 
 
 def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):

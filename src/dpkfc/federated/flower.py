@@ -242,7 +242,7 @@ def server_app(
 
 def _log_round(record: Any, run: SimulatedRun) -> None:
     """Log one line of public figures."""
-    figure = f", {run.history[-1][2]}" if run.history else ""
+    figure = f", evaluation {run.history[-1][2]}" if run.history else ""
     state = f"{record.survivors} survivors"
     if record.dropped:
         state = "dropped, and charged"

@@ -14,8 +14,8 @@ def print_recipes() -> None:
         shape = " × ".join(map(str, recipe.input_shape))
         defaults = recipe.defaults.get("run", {})
         method = defaults.get("method", RunSettings.method)
-        classes = str(recipe.num_classes)
+        classes = str(recipe.num_classes) if recipe.num_classes > 1 else "–"
         table.add_row(recipe.name, recipe.title, shape, classes, method)
     console = open_console()
     console.print(table)
-    console.print("Own data take --data FILE or --task module:function in the place of --recipe.")
+    console.print("For your own data: --data FILE or --task module:function instead of --recipe.")

@@ -132,7 +132,7 @@ def announce(result: Result) -> None:
         print_line("scores on the test set with noise, which ε covers" if result.noisy else private)
         print_scores(console, result.scores, result.classes)
     print_line(f"run folder: {result.folder}")
-    print_line(f"to look at it: dpkfc report {folder}")
+    print_line(f"to view it: dpkfc report {folder}")
     if result.errors:
         errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
         covers = "covers" if result.noisy else "does not cover"
