@@ -123,6 +123,6 @@ def train_by_trainer(missing):
     "run", [train_by_engine, train_by_federation, train_by_lightning, train_by_trainer]
 )
 def test_every_script_has_a_warning_on_what_becomes_of_missing_values(run):
-    with pytest.warns(UserWarning, match="look for missing values in the data") as caught:
+    with pytest.warns(UserWarning, match="check the data for missing values") as caught:
         run(0)
     assert all(len(str(warning.message)) <= 160 for warning in caught)

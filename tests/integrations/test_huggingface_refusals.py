@@ -133,7 +133,7 @@ class Tokenizer(list):
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_named(tmp_path):
-    """It is public; a private record with such an id adds nothing, and no message tells of it."""
+    """It is public; a private record with such an id adds nothing, and no message says so."""
     collator = DataCollatorWithPadding(Tokenizer(range(VOCABULARY + 1)))
     model = model_of("sequence")
     with pytest.raises(ValueError, match=r"31 ids and the embedding 30 rows.*resize"):

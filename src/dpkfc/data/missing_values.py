@@ -12,8 +12,8 @@ def warn_of_missing_values(stacklevel: int) -> None:
         stacklevel: of `warnings.warn`, counted from the caller.
     """
     warnings.warn(
-        "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it:"
-        " look for missing values in the data",
+        "a record whose gradient is not finite (NaN) adds nothing, and no message will say so:"
+        " check the data for missing values",
         UserWarning,
         stacklevel=stacklevel + 1,
     )

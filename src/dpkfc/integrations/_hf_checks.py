@@ -261,7 +261,7 @@ def check_own_settings(
 def check_vocabulary(model: nn.Module, settings: Mapping[str, Any]) -> None:
     """Compare a tokenizer, which is public, with the embedding of the model.
 
-    A private record that holds an id without a row adds nothing, and no message tells of it.
+    A private record that holds an id without a row adds nothing, and no message says so.
 
     Raises:
         ValueError: the tokenizer has ids for which the embedding has no row.

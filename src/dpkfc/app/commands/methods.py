@@ -38,7 +38,7 @@ def methods(
         return
     console = open_console()
     console.print(methods_table())
-    console.print("Details of a method: dpkfc methods NAME. --filter, --readout and --source can be added.")
+    console.print("Details of one: dpkfc methods NAME. --filter, --readout and --source combine.")
 
 
 def methods_table() -> Table:
