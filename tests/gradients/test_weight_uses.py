@@ -227,6 +227,10 @@ FUNCTIONS = {
         lambda x, w: torch.take_along_dim(w[None], places_in(x[:, 0, :3, None]), 1),
     ),
     "pairs of indices": ((7, 7), lambda x, w: w[places_in(x[:, 0]), places_in(x[:, 1])]),
+    "pairs with learnt places": (
+        (7, 7),
+        lambda x, w: w[places_in(x[:, 0]), w[0].topk(6).indices],
+    ),
     "columns": ((3, 7), lambda x, w: w[:, places_in(x[:, 0])].movedim(1, 0)),
 }
 
@@ -245,6 +249,33 @@ def test_a_function_that_reads_a_weight_is_repeated_for_each_example(shape, read
         return torch.cat([read(h, m.w).flatten().unflatten(0, (len(x), -1)), h.flatten(1)], 1)
 
     assert_one_pass_equals_a_loop(Network(forward, **parts).double(), loss_fn, randn(N, 4, 6))
+
+
+AUTOCAST = {
+    "conv1d": ((3, 4, 3), lambda x, w: F.conv1d(x, w)),
+    "prelu": ((4,), lambda x, w: x.prelu(w)),
+    "addmm": ((6, 6), lambda x, w: torch.addmm(w[0], x[:, 0], w)),
+    "cdist": ((3, 6), lambda x, w: torch.cdist(x[:, 0], w)),
+}
+
+
+@pytest.mark.parametrize(("shape", "read"), AUTOCAST.values(), ids=AUTOCAST)
+def test_a_function_is_repeated_in_the_precision_of_autocast(shape, read):
+    torch.manual_seed(0)
+    parts = {"layer": nn.Linear(6, 6), "w": nn.Parameter(randn(*shape))}
+    model = Network(lambda m, x: read(m.layer(x), m.w), **parts).float()
+
+    def losses(module, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_fn(module, batch)
+
+    x = randn(N, 4, 6).float()
+    found = record_gradients(model, losses, (x,), N)
+    expected = gradients_of_each(model, [(x[i : i + 1],) for i in range(N)], losses)
+    for one, other in zip(found, expected, strict=True):
+        for name, gradient in other.items():
+            error = (one[name] - gradient).norm() / gradient.norm()
+            assert error < 0.05
 
 
 def test_an_input_that_is_changed_after_a_function_has_read_it_is_not_proved():

@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
 from dpkfc.gradients.autograd_graph import differentiate
+from dpkfc.gradients.full_precision import same_autocast
 from dpkfc.gradients.layers import (
     Arguments,
     Keywords,
@@ -85,11 +86,7 @@ class AttentionCall:
         self.gradients: Sequence[Tensor | None] = (None, None)
         self._states = states
         self._training = module.training
-        device = arguments["query"].device.type
-        is_enabled = torch.is_autocast_enabled(device)
-        self._autocast = torch.autocast(
-            device, torch.get_autocast_dtype(device), enabled=is_enabled
-        )
+        self._autocast = same_autocast(arguments["query"].device.type)
 
     @classmethod
     def record(cls, module: nn.Module, args: Arguments, kwargs: Keywords) -> AttentionCall | None:

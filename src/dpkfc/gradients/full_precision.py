@@ -41,6 +41,13 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+def same_autocast(device: str) -> torch.autocast:
+    """Return a context in which operations on a device have the precision that they have now."""
+    dtype, is_enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    # Casts of weights that `torch.func` wraps may not outlive it.
+    return torch.autocast(device, dtype, enabled=is_enabled, cache_enabled=False)
+
+
 def _restore_precision(operation: Any, value: str) -> None:
     """Restore a precision; an operation that took its backend's precision does so again."""
     operation.fp32_precision = "none"

@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from dpkfc.gradients.autograd_graph import pull_rows
+from dpkfc.gradients.full_precision import same_autocast
 from dpkfc.gradients.layers import name_arguments, tensors_of
 from dpkfc.gradients.repeated_use import RepeatedUse
 from dpkfc.linalg.blocks import Lookup
@@ -404,29 +405,33 @@ class SharedUses:
         values, spec = tree_flatten((args, kwargs))
         states = [self.tracker.state(x) for x in values]
         axes = {i: state for i, state in enumerate(states) if isinstance(state, BatchAxis)}
-        read = {i: values[i] for i, state in enumerate(states) if state is PARAMETRIC}
+        read = [x for x, state in zip(values, states, strict=True) if state is PARAMETRIC]
         kinds = {*map(type, states)} - {type(None)}
         if kinds != {BatchAxis, Parametric}:
             return None
-        trained = [*read.values()]
+        # Places that are computed from parameters have no gradient.
+        own = {i: x for i, x in enumerate(values) if states[i] is PARAMETRIC and x.requires_grad}
+        trained = [*own.values()]
         computed = [p for p in trained if id(p) not in self.names]
         limited = trained if name in _SELECTING else computed
         if sum(p.numel() for p in limited) > _SMALL or len({*map(id, trained)}) < len(trained):
             return None
         batched = [(values[i].detach(), axis) for i, axis in axes.items()]
-        result, output_axis = self._call_covered(trained, function, args, kwargs)
+        result, output_axis = self._call_covered(read, function, args, kwargs)
         if output_axis is None or result.grad_fn is None:
             self.tracker.fail(name, "a trainable parameter is used outside its layer")
             return result
-        places = [*axes, *read]
+        places = [*axes, *own]
         public = [None if i in places else x for i, x in enumerate(values)]
+        autocast = same_autocast(result.device.type)
 
         def compute(example: Sequence[Tensor], *parameters: Tensor) -> list[Tensor]:
             given = list(public)
             for i, x in zip(places, (*example, *parameters), strict=True):
                 given[i] = x
             own_args, own_kwargs = tree_unflatten(given, spec)
-            return [function(*own_args, **own_kwargs)]
+            with autocast:
+                return [function(*own_args, **own_kwargs)]
 
         names = {id(p): self.names[id(p)] for p in trained if id(p) in self.names}
         edge = get_gradient_edge(result)
