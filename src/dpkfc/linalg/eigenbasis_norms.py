@@ -110,7 +110,7 @@ def _low_rank_norms(block: MatrixBlock, metric: Eigenbasis, rest: float) -> Laye
         norms = block.map_examples(lambda part: measure(part.per_example()), block.num_entries)
     norms = add_groups(norms, block.groups)
     magnitudes, _ = bound_magnitudes(block)
-    norms = bound_from_above(norms, block.b, magnitudes, block, metric)
+    norms = bound_from_above(norms, magnitudes, block, metric)
     return LayerNorms(norms, summed)
 
 

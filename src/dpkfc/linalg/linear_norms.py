@@ -250,7 +250,7 @@ def _bound_gradients(block: MatrixBlock, metric: MatrixMap, g: Tensor | None) ->
         norms = mapped_norms(g, plain, metric)
     plain = add_groups(plain, block.groups)
     norms = add_groups(norms, block.groups)
-    return bound_from_above(norms, block.like, plain, block, metric)
+    return bound_from_above(norms, plain, block, metric)
 
 
 def _rotated_norms(
@@ -314,7 +314,7 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
 
 
 def bound_from_above(
-    norms: Tensor, like: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
+    norms: Tensor, plain_norms: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
@@ -325,7 +325,6 @@ def bound_from_above(
 
     Args:
         norms: of the mapped gradients `[N]`, not rounded up.
-        like: a tensor of their type.
         plain_norms: ‖g‖ `[N]`, or an upper bound.
         block: what is summed.
         metric: its map.
@@ -334,7 +333,8 @@ def bound_from_above(
     size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         size = d_in + d_out + 8  # as with one position
-    norms = norms * (1 + size * roundoff(like))
+    u = roundoff(block.b)
+    norms = norms * (1 + size * u)
     is_summed_here = is_always_kept(block, metric)
     if isinstance(block, ConvBlock) and is_summed_here:
         # Images of one size keep the order.
@@ -345,7 +345,7 @@ def bound_from_above(
         norms += rounding_of_second_pass(block, metric, plain_norms, magnitudes, positions)
     if isinstance(block, ConvBlock):
         return norms
-    unit = roundoff(like) / MAX_ROUNDING_FRACTION * metric.operator_norm
+    unit = u / MAX_ROUNDING_FRACTION * metric.operator_norm
     order = positions.double().sqrt() * unit
     least = torch.where(positions > 1, order * magnitudes, 0.0)
     return torch.maximum(norms, least)

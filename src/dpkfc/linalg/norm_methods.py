@@ -29,7 +29,7 @@ def choose_norm_method(block: AnyBlock) -> str:
         case Lookup():
             return "lookup"
         case Tied():
-            is_small = block.d_out * block.outer.a.shape[-1] <= _SMALL_TABLE
+            is_small = block.num_entries <= _SMALL_TABLE
         case _:
             positions, d_in, d_out = block.dimensions
             if positions == 1:
