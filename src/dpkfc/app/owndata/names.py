@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 
+# With a number alone, as in `PATIENT_NUM` and `Kunden-Nr`, and with "id" in one word.
+_PERSONS = frozenset(
+    "patient person subject subj customer client member encounter provider user account case pat"
+    " patienten fall kunde kunden konto versicherten".split()
+)
+_NUMBERS = frozenset("number no nr num key index".split())
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
-    " email passport iban identifier pid patientid personid subjectid vorname nachname"
-    " eid npi seqn usubjid subjid patid caseid respid patientunitstayid ipp nir unnamed rownames"
-    " patientennummer patientennr fallnummer kundennummer versichertennummer".split()
-)
+    " email passport iban identifier pid vorname nachname nom prenom cognome apellido apellidos"
+    " eid npi seqn usubjid respid visitid sampleid recordid patientunitstayid unnamed rownames"
+    " ipp nir bsn cpf dni nino pesel kvnr aadhaar patientennummer fallnummer kundennummer".split()
+).union(f"{person}id" for person in _PERSONS)
 # These name a person alone or with the other words, as in `home_phone` and `street address`. A
 # `phone_service` does not.
 _CONTACTS = frozenset(
@@ -18,9 +24,6 @@ _CONTACTS = frozenset(
 _BESIDE_CONTACTS = frozenset(
     "e number numbers no nr num home work private patient customer client person contact".split()
 )
-# With each other alone, as in `PATIENT_NUM`.
-_PERSONS = frozenset("patient person subject customer client member encounter".split())
-_NUMBERS = frozenset("number no nr num key index".split())
 _FREE_TEXT = frozenset(
     "note notes comment comments remark remarks text description summary message".split()
 )
