@@ -77,6 +77,12 @@ def misuse_no_backward(model, optimizer, batches):
     optimizer.step()
 
 
+def misuse_parts_alone(model, optimizer, batches):
+    x, y = next(iter(batches))
+    nn.functional.cross_entropy(model[2](model[1](model[0](x))), y).backward()
+    optimizer.step()
+
+
 def misuse_eval_mode(model, optimizer, batches):
     model.eval()
     backward(model, next(iter(batches)))
@@ -193,6 +199,7 @@ def misuse_input_overwritten(model, optimizer, batches):
     "misuse, match",
     [
         (misuse_no_backward, "without a backward pass"),
+        (misuse_parts_alone, r"call model.train\(\), model\(\) itself and loss"),
         (misuse_eval_mode, r"call model.train\(\)"),
         (misuse_two_steps, "each batch of the private loader is released once"),
         (misuse_no_batch, "without a new batch"),

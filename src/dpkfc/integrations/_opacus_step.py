@@ -534,8 +534,8 @@ class PrivateStep:
         if recording.size > 0 and not recording.passes:
             recording.check_enabled()
             raise RuntimeError(
-                "optimizer.step() without a backward pass through the model in training mode; call "
-                "model.train() and loss.backward(), in the thread that iterates over the loader"
+                "optimizer.step() without a backward pass through the model: call model.train(),"
+                " model() itself and loss.backward(), in the thread that iterates over the loader"
             )
         if untracked:
             raise RuntimeError(
