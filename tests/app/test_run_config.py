@@ -158,11 +158,11 @@ def test_settings_of_a_file_are_read_with_unknown_keys():
         ({"privcy": {"epsilon": 1}}, r"unknown section \[privcy\]; did you mean 'privacy'"),
         (
             {"optimizer": {"epsilon": 1}},
-            r"epsilon stands in \[optimizer\] and belongs into \[privacy\]",
+            r"epsilon is in \[optimizer\] but belongs in \[privacy\]",
         ),
         (
             {"optimizer": {"filter_kappa": 1}},
-            r"filter_kappa stands in \[optimizer\] and belongs into \[postprocess\]",
+            r"filter_kappa is in \[optimizer\] but belongs in \[postprocess\]",
         ),
         ({"preconditioner": {"probe": "pink"}}, "unknown key 'probe'; did you mean 'probe_size'"),
         ({"run": {"seed": 1}, "seed": 2}, "seed is given twice"),

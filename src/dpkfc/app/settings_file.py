@@ -38,9 +38,7 @@ def flatten(content: Settings, where: str) -> dict[str, Any]:
             check_name(name, where)
             home = SECTION_OF[name]
             if home != section:
-                raise ConfigError(
-                    f"{where}: {name} stands in [{section}] and belongs into [{home}]"
-                )
+                raise ConfigError(f"{where}: {name} is in [{section}] but belongs in [{home}]")
             _add_setting(settings, name, inner, where)
     return settings
 

@@ -1,6 +1,6 @@
 """Tables of spreadsheets and statistics packages: Excel, SPSS, Stata, SAS.
 
-Their common readers change data without a word: durations wrap at 24 hours, one label turns a
+Their common readers change data silently: durations wrap at 24 hours, one label turns a
 column of numbers into categories, integers become floats. Here codes stay codes, numbers stay
 numbers, and dates are converted from a list of formats alone.
 """
