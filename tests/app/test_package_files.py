@@ -208,6 +208,11 @@ def test_the_first_sheet_that_is_shown_is_read(tmp_path):
         book.save(tmp_path / name)
         assert list(read_header(tmp_path / name).names) == ["age", "y"]
     assert read_header(tmp_path / "t.xlsx", Schema(sheet="Sheet")).names[0] == "old"
+    book["Data"].sheet_state = "hidden"
+    book.create_chartsheet("Chart")
+    book.active = 2
+    book.save(tmp_path / "t.xlsx")
+    assert read_header(tmp_path / "t.xlsx").names[0] == "old"
 
 
 def test_an_arrow_stream_is_a_table(tmp_path):

@@ -280,8 +280,8 @@ class _Sheet:
                     f"{path}: has no sheet {name!r:.40}; it has {shorten(sheets, 80)}"
                 )
             # A hidden sheet is not what a person sees first.
-            shown = [sheet for sheet in self._book.worksheets if sheet.sheet_state == "visible"]
-            sheet = sheets[name] if name else shown[0]
+            every = sorted(sheets.values(), key=lambda sheet: sheet.sheet_state != "visible")
+            sheet = sheets[name] if name else every[0]
             sheet.reset_dimensions()
             self._rows: Iterator[Sequence[Any]] = sheet.iter_rows(values_only=True)
             first = stated or next(self._rows, ())
