@@ -381,6 +381,8 @@ def test_names_of_a_common_header_are_names():
         ("PATIENT_NUM", True),
         ("ENCOUNTERID", True),
         ("Kunden-Nr", True),
+        ("Patient", True),
+        ("patient age", False),
         ("Prénom", True),
         ("visit number", False),
         ("case", False),

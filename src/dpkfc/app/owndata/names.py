@@ -10,6 +10,7 @@ _PERSONS = frozenset(
     " patienten fall kunde kunden konto versicherten".split()
 )
 _NUMBERS = frozenset("number no nr num key index".split())
+_ALONE = ({"index"}, {"index", "level"}, {"patient"}, {"customer"}, {"client"}, {"kunde"})
 _IDENTIFIERS = frozenset(
     "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
     " email passport iban identifier pid vorname nachname nom prenom cognome apellido apellidos"
@@ -43,7 +44,7 @@ def is_identifier(name: str) -> bool:
     is_number = words <= _PERSONS | _NUMBERS and bool(words & _PERSONS) and bool(words & _NUMBERS)
     # Concepts of OMOP are codes.
     is_named = bool(words & _IDENTIFIERS) and "concept" not in words
-    return is_contact or is_number or is_named or words in ({"index"}, {"index", "level"})
+    return is_contact or is_number or is_named or words in _ALONE
 
 
 def is_free_text(name: str) -> bool:
