@@ -6,7 +6,7 @@
 # Behaviour: The number of agreements that chance explains ends in "/ 2*(N - 1)", which multiplies by N -
 #   1 where the formula of Hubert and Arabie divides by it. It is then far larger than the number of
 #   pairs, and the index is 1 whatever the clusterings are; for few people it is above 1, the largest
-#   value there is. Clusterval chooses the number of clusters with it by default.
+#   value there is. By default it is one of the indices that choose the number of clusters.
 # Expected: 0 for two unrelated clusterings, as in scikit-learn.
 # Instead: sklearn.metrics.adjusted_rand_score.
 # Source: Hubert and Arabie, Comparing partitions, Journal of Classification 2 (1985).
