@@ -87,6 +87,14 @@ def test_a_parameter_made_of_the_outputs_of_a_batch_mixes_no_examples():
     check_sum(model, found, expected)
 
 
+def test_no_sum_is_taken_in_inference_mode():
+    model, x = nn.Linear(3, 2), torch.ones(N, 3)
+    words = {"loss_fn": loss_fn, "one_record": lambda i: (x[i : i + 1],)}
+    batches = [((x,), part_of(None, 1))]
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="nothing was released"):
+        clipped_sum(model, find_layers(model), {}, Clip(1.0), micro_batches=batches, **words)
+
+
 @pytest.mark.parametrize("operation", [None, ALONE])
 def test_no_point_sees_what_a_pass_at_another_wrote_into_the_batch(operation):
     model, x = nn.Linear(3, 2).double(), randn(N, 3)

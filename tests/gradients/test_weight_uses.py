@@ -296,8 +296,27 @@ def test_an_input_that_is_changed_after_a_function_has_read_it_is_not_proved():
 @pytest.mark.parametrize("size", [N, 2 * N])
 def test_a_weight_with_a_row_for_each_example_is_not_repeated(size):
     """A batch of one has one row, so one example alone is no part of that call."""
-    model = Network(lambda m, x: torch.cdist(x, torch.ones(len(x), 1, 1) * m.w), w=parameter(3, 6))
+
+    def forward(m, x):
+        return torch.cdist(m.layer(x), torch.ones(len(x), 1, 1) * m.w)
+
+    model = Network(forward, layer=nn.Linear(6, 6), w=parameter(3, 6))
     assert_equals_a_loop(model.double(), (randn(size, 4, 6),))
+
+
+def test_a_table_with_a_row_for_each_example_is_not_repeated():
+    """One example alone would meet all its rows, by broadcasting."""
+
+    def forward(m, x):
+        rows = torch.ones(len(x), 1) * m.w
+        return torch.take_along_dim(rows, places_in(x), 1) + m.layer(x)
+
+    model, x = Network(forward, layer=nn.Linear(3, 3), w=parameter(7)).double(), randn(N, 3)
+    tape, losses = follow_pass(
+        lambda m, x: loss_fn(m, (x,)), model, find_layers(model), x, batch_tracker(model, x, N)
+    )
+    assert tape.failure(losses).reason == "an example alone gives another shape"
+    assert_equals_a_loop(model, (x,))
 
 
 STATES = {
@@ -320,7 +339,10 @@ def test_a_state_with_a_learnt_decay_gets_the_gradient_of_each_example_in_one_pa
 
 
 def test_a_learnt_state_of_another_value_in_each_place_is_not_proved():
-    model = Network(lambda m, x: (torch.arange(N)[:, None] * m.w + x).sum(1), w=parameter(6))
+    def forward(m, x):
+        return (torch.arange(N)[:, None] * m.w + m.layer(x)).sum(1)
+
+    model = Network(forward, layer=nn.Linear(6, 6), w=parameter(6)).double()
     x = randn(N, 6)
     tape, losses = follow_pass(call_model, model, find_layers(model), x, batch_tracker(model, x, N))
     assert tape.failure(losses) is not None
