@@ -1,6 +1,7 @@
 """The rules of CONTRIBUTING.md that a program can check: sizes, messages, dispatch, documents."""
 
 import ast
+import os
 import re
 import runpy
 
@@ -72,6 +73,12 @@ def test_a_page_has_lines_of_at_most_100_columns(path):
     )
     prose = [line for line in text.splitlines() if not line.startswith(("|", "[opinion]("))]
     assert max(map(len, prose)) <= 100
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no run bit")
+def test_every_finding_can_be_run():
+    scripts = list((ROOT / "findings").glob("*.sh"))
+    assert scripts and not [path.name for path in scripts if not os.access(path, os.X_OK)]
 
 
 def test_the_glossary_has_at_most_thirty_entries():

@@ -295,7 +295,7 @@ def test_an_input_that_is_changed_after_a_function_has_read_it_is_not_proved():
 
 @pytest.mark.parametrize("size", [N, 2 * N])
 def test_a_weight_with_a_row_for_each_example_is_not_repeated(size):
-    """A batch of one has one row, so one example alone is no part of that call."""
+    """Repeated for one example, the call would still read the rows of all."""
 
     def forward(m, x):
         return torch.cdist(m.layer(x), torch.ones(len(x), 1, 1) * m.w)
