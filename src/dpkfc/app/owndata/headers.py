@@ -136,8 +136,8 @@ def read_header(
         sign = signs[0][0] if signs else ";"
         dollar = "" if sign.isprintable() else "$"
         raise DatasetError(
-            f"{path}: its header has one column, {names[0]!r:.40}; remove lines above it, or name"
-            f" what divides columns: dpkfc schema … --delimiter {dollar}{sign!r}"
+            f"{path}: its header has one column; remove lines above it, or name what divides"
+            f" columns: dpkfc schema … --delimiter {dollar}{sign!r}"
         )
     return Header(names, kinds, delimiter, labels, form.encoding)
 
