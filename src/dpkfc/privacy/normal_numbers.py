@@ -85,29 +85,44 @@ def fill_normal(out: Tensor, words: Words) -> None:
         out: the numbers.
         words: of a keystream; each is used once.
     """
+    # A pair of words makes two numbers: radius times cosine, and radius times sine, of an angle.
     half = -(-out.numel() // 2)
     rest = out.numel() - half
-    bits, bound = (32, _RARE) if out.dtype == torch.float32 else (53, _RARE_FINE)
+    bits = 53
+    bound = _RARE_FINE
+    if out.dtype == torch.float32:
+        bits = 32
+        bound = _RARE
     unit = 2.0**-bits
     uniform = words(2 * half, bits)
-    radius = _take(out, half, "float64").copy_(uniform[:half])
-    angle = out[:half].copy_(uniform[half:])
+    radius = _take(out, half, "float64")
+    radius.copy_(uniform[:half])
+    angle = out[:half]
+    angle.copy_(uniform[half:])
     rare = None
     if half and float(radius.amin()) < bound:
-        rare = (radius < bound).nonzero().squeeze(1)
-        fraction = words(rare.numel(), 53).double().mul_(2.0**-53).add_(2.0**-54)
-        refined = fraction.add_(radius[rare]).mul_(unit)
+        is_rare = radius < bound
+        rare = is_rare.nonzero().squeeze(1)
+        fraction = words(rare.numel(), 53).double()
+        fraction.mul_(2.0**-53).add_(2.0**-54)
+        refined = fraction.add_(radius[rare])
+        refined.mul_(unit)
     # From k to (k + ½) · unit in one pass.
     torch.add(_HALF_UNIT[bits], radius, alpha=unit, out=radius)
     if rare is not None:
         radius[rare] = refined
     scale = radius.log_()
     if out.dtype != radius.dtype:
-        scale = _take(out, half, "float32").copy_(radius)
-    scale.mul_(_MINUS_TWO).sqrt_()
+        scale = _take(out, half, "float32")
+        scale.copy_(radius)
+    scale.mul_(_MINUS_TWO)
+    scale.sqrt_()
     angle.mul_(_ANGLE_UNIT[bits])
-    torch.sin(angle[:rest], out=out[half:]).mul_(scale[:rest])
-    angle.cos_().mul_(scale)
+    sines = out[half:]
+    torch.sin(angle[:rest], out=sines)
+    sines.mul_(scale[:rest])
+    angle.cos_()
+    angle.mul_(scale)
 
 
 @contextmanager

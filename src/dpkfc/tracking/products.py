@@ -99,7 +99,8 @@ def _trilinear(operation: Operation) -> Answer:
 def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
     groups = operation.argument("groups", 1)
-    if "conv" in operation.name and (axis.dim, axis.pre) == (1, 1) and groups % operation.size == 0:
+    is_among_channels = (axis.dim, axis.pre) == (1, 1)
+    if "conv" in operation.name and is_among_channels and groups % operation.size == 0:
         return _axis_of_groups(operation)
     batch_dim = 1 if operation.name == "conv_tbc" else 0
     is_alone = axis.dim == batch_dim and not has_batched_weights(operation)

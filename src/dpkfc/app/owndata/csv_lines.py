@@ -76,12 +76,13 @@ def split_line(
 
 
 def _split_escaped(line: str, delimiter: str, quotes: bool) -> tuple[list[str], str]:
+    """Do as `split_line` where a backslash may stand before a sign."""
     blank = "[ \t]*".replace(delimiter, "")
     end = re.escape(delimiter)
     plain = re.compile(rf"((?:[^\\{end}]|\\.)*)", re.DOTALL)
     quoted = re.compile(rf'{blank}"((?:[^\\"]|\\.|"")*)("{blank}|\\?$)', re.DOTALL)
 
-    def mean(found: re.Match[str]) -> str:
+    def resolve(found: re.Match[str]) -> str:
         sign = found[1]
         if not quotes:
             return _ESCAPED.get(sign, sign)
@@ -93,8 +94,12 @@ def _split_escaped(line: str, delimiter: str, quotes: bool) -> tuple[list[str], 
         opened = quoted.match(line, place) if quotes else None
         content = opened or plain.match(line, place)
         assert content is not None
-        text = content[1].replace('""', '"') if opened else content[1]
-        cells.append("" if text == "\\N" else re.sub(r"\\(.)", mean, text, flags=re.DOTALL))
+        text = content[1]
+        if opened:
+            text = text.replace('""', '"')
+        # NULL of databases.
+        text = "" if text == "\\N" else re.sub(r"\\(.)", resolve, text, flags=re.DOTALL)
+        cells.append(text)
         if opened and not opened[2].startswith('"'):
             return cells, "open"
         place = content.end()
